@@ -200,7 +200,7 @@ def _rows_of(table: Table, fields: Sequence[str]) -> list[dict[str, Any]]:
     columns = {name: table.texts(name).tolist() for name in fields if name in table.types}
     rows = [_values(table.path, row, {k: v[row] for k, v in columns.items()}) for row in range(table.rows)]
     nested = [name for name in columns if "STRUCT" in str(table.types[name])]
-    return [one | {k: _without_nulls(one[k]) for k in nested if k in one} for one in rows] if nested else rows
+    return [row | {k: _without_nulls(row[k]) for k in nested if k in row} for row in rows] if nested else rows
 
 
 def _with_settings(path: str | Path, row: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -216,13 +216,13 @@ def _with_settings(path: str | Path, row: int, body: dict[str, Any]) -> dict[str
 def _without_nulls(value: JSON) -> JSON:
     """Return a value from a nested Parquet column without its nulls: fields that only other rows have."""
     if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _answer_column(table: Table, name: str | None, usual: Sequence[str]) -> str | None:
     """Return the column of the answers: the one named, or the first usual one that the file has; "" means none."""
-    return name or None if name is not None else next((one for one in usual if one in table.types), None)
+    return name or None if name is not None else next((column for column in usual if column in table.types), None)
 
 
 def _values(path: str | Path, row: int, fields: dict[str, str]) -> dict[str, Any]:

@@ -412,18 +412,18 @@ def save_simulation(simulation: Simulation, path: str | Path) -> None:
     total = simulation.scenario.decisions
     ledgers = [
         DrawnLedger(
-            x=(one.drawn[one.history.audits - 1] + 1).astype(np.float64),
-            start=float(one.drawn[0]) if len(one.drawn) else 0.0,
+            x=(ledger.drawn[ledger.history.audits - 1] + 1).astype(np.float64),
+            start=float(ledger.drawn[0]) if len(ledger.drawn) else 0.0,
             stop=float(reds[k]) if k < len(reds) else float(total),
-            history=one.history,
+            history=ledger.history,
             bound=bound,
         )
-        for k, one in enumerate(watched)
+        for k, ledger in enumerate(watched)
     ]
     names = {"change": "the Primary becomes worse", "red": "red: safe mode", "renewal": "new certificate"}
     moments = [
-        DrawnMoment(kind="installed" if one.kind == "renewal" else one.kind, x=one.at, text=names[one.kind])
-        for one in simulation.moments
+        DrawnMoment(kind="installed" if moment.kind == "renewal" else moment.kind, x=moment.at, text=names[moment.kind])
+        for moment in simulation.moments
     ]
 
     def losses(axes: "Axes") -> float:
@@ -470,8 +470,8 @@ def _draw_monitor(
     _shade(axes, ledgers, moments)
     for moment in moments:
         color, style = _MARKS[moment.kind]
-        for one in axes:
-            one.axvline(moment.x, color=color, ls=style, lw=1.1, zorder=1)
+        for axis in axes:
+            axis.axvline(moment.x, color=color, ls=style, lw=1.1, zorder=1)
     _name_moments(top, moments[-_MOST_NAMED:])
     top.set_ylim(min((_lowest(ledger) for ledger in ledgers), default=0.0), 1.25 * highest)
     top.set_ylabel("loss per decision")
@@ -479,8 +479,8 @@ def _draw_monitor(
     bottom.set_xlabel(label)
     if label:
         bottom.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
     starts, stops = [ledger.start for ledger in ledgers], [ledger.stop for ledger in ledgers]
     if ledgers:
         top.set_xlim(min(starts), max(stops))
@@ -546,8 +546,8 @@ def _shade(axes: "Sequence[Axes]", ledgers: Sequence[DrawnLedger], moments: Sequ
     end = max((ledger.stop for ledger in ledgers), default=0.0)
     for red in (moment for moment in moments if moment.kind == "red"):
         later = [moment.x for moment in moments if moment.kind in ("installed", "lifted") and moment.x > red.x]
-        for one in axes:
-            one.axvspan(red.x, min(later, default=end), color=_SAFE, lw=0, zorder=0)
+        for axis in axes:
+            axis.axvspan(red.x, min(later, default=end), color=_SAFE, lw=0, zorder=0)
 
 
 def _name_moments(axes: "Axes", moments: Sequence[DrawnMoment]) -> None:

@@ -98,8 +98,8 @@ class NormalisedGrouping:
     def identity(self) -> Identity:
         """The function's name, and the digest of its source if it is the user's."""
         built_in = self.name in NORMALISERS
-        own = {} if built_in else source_identity(self.normaliser)
-        return {"same_meaning": f"{self.name}; {_VERSION}" if built_in else self.name, **own}
+        source = {} if built_in else source_identity(self.normaliser)
+        return {"same_meaning": f"{self.name}; {_VERSION}" if built_in else self.name, **source}
 
     async def groups(self, request: ChatRequest, answers: Sequence[str]) -> tuple[list[int], Spent]:
         """Return the groups of equal normalised texts."""
@@ -183,10 +183,10 @@ class SampledAnswerer:
     @property
     def identity(self) -> Identity:
         """The model and its settings, the number of samples and how they are grouped."""
-        own: dict[str, object] = {"confidence": "agreement", "candidates": self.candidates}
+        sampling: dict[str, object] = {"confidence": "agreement", "candidates": self.candidates}
         if self.others:
-            own["candidates_of"] = fingerprint([dict(one.identity) for one in self.others])
-        return {**self.sampler.identity, **own, **self.grouping.identity}
+            sampling["candidates_of"] = fingerprint([dict(other.identity) for other in self.others])
+        return {**self.sampler.identity, **sampling, **self.grouping.identity}
 
     async def answer(self, request: ChatRequest) -> Answer:
         """Return the first answer of the largest group; its confidence is the share of samples in that group.
@@ -197,10 +197,10 @@ class SampledAnswerer:
         done: list[Spent] = []
         try:
             drawn = await together([self._drawn(request, number, done) for number in range(self.candidates)])
-            answers = [one for one in drawn if isinstance(one, Answer)]
+            answers = [answer for answer in drawn if isinstance(answer, Answer)]
             if not answers:
-                raise next(one for one in drawn if isinstance(one, ReplyError))
-            groups, took = await self.grouping.groups(request, [answer_text(one.message) for one in answers])
+                raise next(outcome for outcome in drawn if isinstance(outcome, ReplyError))
+            groups, took = await self.grouping.groups(request, [answer_text(answer.message) for answer in answers])
         except ScorerError as error:
             error.spent = sum(done, start=Spent())
             raise

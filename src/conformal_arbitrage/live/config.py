@@ -155,8 +155,8 @@ def _check_pair(config: "Config", policy: str, refusal: Callable[..., ConfigErro
             if section != role:
                 known = ", ".join(config.models) or "none"
                 raise refusal(("policies", policy), role, f"there is no section [{section}]; there are {known}")
-            own = f", or {role} = NAME in [policies.{policy}]" if config.models else ""
-            raise refusal((), None, f"the file lacks a section [{role}] with at least kind ={own}")
+            named = f", or {role} = NAME in [policies.{policy}]" if config.models else ""
+            raise refusal((), None, f"the file lacks a section [{role}] with at least kind ={named}")
         pair += [config.sections[section]] if section in config.sections else []
     if len(pair) == 2 and _share_a_name(*pair):
         place = tuple((config.section_of(policy, "guardian") if policy else "guardian").split("."))
@@ -209,7 +209,10 @@ def _check_gateway(config: "Config", source: Path, text: str) -> None:
         raise refusal("live_share", "at least 0 and below 1")
     if not all(map(_is_network, gateway.trusted_proxies)):
         raise refusal("trusted_proxies", "addresses, or networks such as 10.0.0.0/8")
-    calls, audited = gateway.guardian_calls_per_minute, any(one.audit_rate > 0 for one in config.policies.values())
+    calls, audited = (
+        gateway.guardian_calls_per_minute,
+        any(policy.audit_rate > 0 for policy in config.policies.values()),
+    )
     if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
         remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
         raise refusal("guardian_calls_per_minute", remedy)
@@ -319,11 +322,11 @@ def _is_network(text: str) -> bool:
     return True
 
 
-def _share_a_name(one: ModelConfig, other: ModelConfig) -> bool:
+def _share_a_name(first: ModelConfig, other: ModelConfig) -> bool:
     """Tell whether two different things would have the same identity."""
-    if one.kind != other.kind or one.alias is None or other.alias is None:
+    if first.kind != other.kind or first.alias is None or other.alias is None:
         return False
-    return one.alias[0] == other.alias[0] and one.alias[1] != other.alias[1]
+    return first.alias[0] == other.alias[0] and first.alias[1] != other.alias[1]
 
 
 def line_of(text: str, section: tuple[str, ...], key: str | None) -> int:
@@ -592,9 +595,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def uses(self, section: str) -> dict[Section, set[Form]]:
         """Return the roles that a section's model plays, and the forms it plays each in."""
         uses: dict[Section, set[Form]] = {}
-        for own in SECTIONS:
-            if own == section:
-                uses[own] = {self.task.form} if own in ROLES else set(self.forms)
+        for role in SECTIONS:
+            if role == section:
+                uses[role] = {self.task.form} if role in ROLES else set(self.forms)
         for policy in self.policies:
             for role in ROLES:
                 if self.section_of(policy, role) == section:

@@ -118,8 +118,8 @@ class ChatAnswerer:
                 "parser": "json confidence; 1",
             }
             rating["rating_limit"] = max(_RATING_LIMIT, self.settings.max_tokens or 0)
-        own = requested_identity(self.request_settings)
-        return {"kind": "answer", "endpoint": self.port.origin, **self.settings.identity, **rating, **own}
+        requested = requested_identity(self.request_settings)
+        return {"kind": "answer", "endpoint": self.port.origin, **self.settings.identity, **rating, **requested}
 
     async def answer(self, request: ChatRequest) -> Answer:
         """Return the model's answer and its confidence.

@@ -189,8 +189,7 @@ class SamplingScorer:
 
     def __post_init__(self) -> None:
         """Pin the normaliser's source; the built-in one has a version instead."""
-        own = {} if self.normaliser is named_option else source_identity(self.normaliser)
-        self._source = own
+        self._source = {} if self.normaliser is named_option else source_identity(self.normaliser)
 
     @property
     def identity(self) -> Identity:

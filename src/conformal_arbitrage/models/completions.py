@@ -175,9 +175,9 @@ def given_settings(body: Mapping[str, Any]) -> list[str]:
 
 
 def _remedies(name: str, value: object, pinned: Mapping[str, object]) -> str:
-    shown = {role: "not set" if one is None else repr(one) for role, one in pinned.items()}
+    shown = {role: "not set" if setting is None else repr(setting) for role, setting in pinned.items()}
     both = len(set(shown.values())) == 1
-    values = next(iter(shown.values())) if both else ", ".join(f"{role}: {one}" for role, one in shown.items())
+    values = next(iter(shown.values())) if both else ", ".join(f"{role}: {setting}" for role, setting in shown.items())
     leave = f"leave it out or send {values}" if both and values != "not set" else "leave it out"
     return (
         f"{name} is {value!r:.60}, and the pinned value is {values:.80}; {leave}, or let requests keep their own settings: "

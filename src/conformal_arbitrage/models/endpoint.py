@@ -238,7 +238,7 @@ class SplitSecret:
 
 
 def _objects(value: JSON) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _index_of(call: dict[str, Any]) -> int:
@@ -657,13 +657,13 @@ class Pool:
         if not usable:
             message = f"{self.origin}: none of its {len(self._members)} endpoints is called for now"
             raise UpstreamError(message, retryable=True)
-        member = _next([one for one in usable if one.failed <= clock() - _MOMENT] or usable)
+        member = _next([candidate for candidate in usable if candidate.failed <= clock() - _MOMENT] or usable)
         try:
             yield member
         except UpstreamError as error:
             if error.retryable:
                 member.failed = clock()
-                error.elsewhere = sum(one is not member and not one.breaker.resting for one in self._members)
+                error.elsewhere = sum(other is not member and not other.breaker.resting for other in self._members)
             raise
 
     def _check_model(self, member: "_Member", served: object) -> None:

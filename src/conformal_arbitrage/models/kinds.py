@@ -499,7 +499,9 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
             return "urls", 'needs pool = "NAME", which stands for the urls in the identity'
         if len(set(self.urls)) < count:
             return "urls", "has an endpoint twice in its urls"
-        if self.weights and (len(self.weights) != count or not all(0 < one < float("inf") for one in self.weights)):
+        if self.weights and (
+            len(self.weights) != count or not all(0 < weight < float("inf") for weight in self.weights)
+        ):
             return "weights", f"needs {count} weights above 0, one for each of the urls"
         if isinstance(keys, tuple) and len(keys) != count:
             return "key_env", f"takes one name as key_env, or {count}, one for each of the urls"

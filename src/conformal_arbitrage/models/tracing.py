@@ -170,6 +170,6 @@ def _id(call: Call, *, streamed: bool) -> dict[str, Any]:
 def _finish_reasons(document: Mapping[str, Any]) -> list[str]:
     choices: JSON = document.get("choices")
     reasons: list[JSON] = [
-        as_object(one).get("finish_reason") for one in (choices if isinstance(choices, list) else [])
+        as_object(choice).get("finish_reason") for choice in (choices if isinstance(choices, list) else [])
     ]
     return [reason for reason in reasons if isinstance(reason, str)]

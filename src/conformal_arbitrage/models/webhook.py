@@ -57,7 +57,7 @@ def signing_keys(text: str, *, source: str) -> tuple[bytes, ...]:
     Raises:
         ConfigError: there is none, or one is malformed; the message does not hold it.
     """
-    secrets = [one for one in re.split(r"[,\s]+", text) if one]
+    secrets = [secret for secret in re.split(r"[,\s]+", text) if secret]
     if not secrets:
         raise ConfigError(f"{source}: there is no secret in it; {_REMEDY}")
     return tuple(_signing_key(secret, source) for secret in secrets)

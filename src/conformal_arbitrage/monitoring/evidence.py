@@ -109,10 +109,10 @@ class EvidenceProcess:
         np.logaddexp.accumulate(weight, axis=0, out=weight)
         self._weight[starts] = weight[1:]
         self._sums[starts] = sums[np.minimum((starts + 1) * START_EVERY - first, count) - 1]
-        own = np.arange(count) // START_EVERY
-        wealth = _log_sum(unit_log(sums) + weight[1 + own])
+        latest = np.arange(count) // START_EVERY
+        wealth = _log_sum(unit_log(sums) + weight[1 + latest])
         here = slice(first, first + count)
-        self._log[here] = np.logaddexp(wealth, -np.log(starts[own] + 2.0)[:, None])
+        self._log[here] = np.logaddexp(wealth, -np.log(starts[latest] + 2.0)[:, None])
         highest = np.maximum.accumulate(self._log[here], axis=0)
         self._peak[here] = np.maximum(highest, self._peak[first - 1] if first else 0.0)
 

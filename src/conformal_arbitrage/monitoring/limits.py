@@ -74,9 +74,9 @@ def limits_of(logs: Floats | Integers, count: Floats | Integers, side: float = S
     """Return lower and upper limits for many sets of sums at once; the bets lie on the last axis."""
     rising, falling = unit_log(logs[..., : len(RISING)]), unit_log(logs[..., len(RISING) :])
     enough = -np.log(side)
-    zero, one = np.zeros(np.shape(count)), np.ones(np.shape(count))
-    lower = _crossing(lambda mean: _log_mean(rising, RISING, count, mean) >= enough, zero, one)
-    upper = _crossing(lambda mean: _log_mean(falling, FALLING, count, mean) >= enough, one, zero)
+    zero, ones = np.zeros(np.shape(count)), np.ones(np.shape(count))
+    lower = _crossing(lambda mean: _log_mean(rising, RISING, count, mean) >= enough, zero, ones)
+    upper = _crossing(lambda mean: _log_mean(falling, FALLING, count, mean) >= enough, ones, zero)
     return lower, upper
 
 

@@ -151,12 +151,12 @@ class Agreement:
 
 def agreement(opinions: Sequence[SecondOpinion]) -> Agreement | None:
     """Return how far second opinions agree with the first; None with fewer than `FEWEST_ITEMS` menus of two or more."""
-    usable = [one for one in opinions if one.size > 1]
+    usable = [opinion for opinion in opinions if opinion.size > 1]
     if len(usable) < FEWEST_ITEMS:
         return None
-    pairs = np.array([[one.first[1], one.second[1]] for one in usable], dtype=np.float64)
-    sizes = np.array([one.size for one in usable], dtype=np.float64)
-    alike = len({(one.menu, one.size) for one in usable}) == 1
+    pairs = np.array([[opinion.first[1], opinion.second[1]] for opinion in usable], dtype=np.float64)
+    sizes = np.array([opinion.size for opinion in usable], dtype=np.float64)
+    alike = len({(opinion.menu, opinion.size) for opinion in usable}) == 1
     scale: Scale = "ordinal" if usable[0].menu.startswith(LEVELS) else "nominal"
 
     def corrected(rows: NDArray[np.intp]) -> float:
@@ -181,9 +181,9 @@ def grade_agreement(opinions: Sequence[SecondOpinion]) -> Agreement | None:
     if len(opinions) < FEWEST_ITEMS:
         return None
     units: list[list[tuple[float, float]]] = []
-    for one in opinions:
-        both = list(zip(GRADE_PAIRS[one.first[1]], GRADE_PAIRS[one.second[1]], strict=True))
-        units.append(both if one.size > len(GRADE_SCALE) else both[1:])
+    for opinion in opinions:
+        both = list(zip(GRADE_PAIRS[opinion.first[1]], GRADE_PAIRS[opinion.second[1]], strict=True))
+        units.append(both if opinion.size > len(GRADE_SCALE) else both[1:])
 
     def corrected(rows: NDArray[np.intp]) -> float:
         return krippendorff([unit for row in rows for unit in units[int(row)]], scale="interval")
@@ -208,9 +208,9 @@ def quantiles(values: Sequence[float], *shares: float) -> list[float]:
 def agreement_by_person(opinions: Sequence[SecondOpinion]) -> dict[str, tuple[int, float]]:
     """Return, for everybody, on how many questions someone else gave an opinion too, and how often it was the same."""
     same: dict[str, list[bool]] = defaultdict(list)
-    for one in opinions:
-        for person in {one.first[0], one.second[0]} if one.first[0] != one.second[0] else ():
-            same[person].append(one.first[1] == one.second[1])
+    for opinion in opinions:
+        for person in {opinion.first[0], opinion.second[0]} if opinion.first[0] != opinion.second[0] else ():
+            same[person].append(opinion.first[1] == opinion.second[1])
     return {person: (len(equal), sum(equal) / len(equal)) for person, equal in same.items()}
 
 
@@ -226,10 +226,10 @@ def krippendorff(units: Sequence[Sequence[float]], *, scale: Scale = "nominal") 
     place = {value: k for k, value in enumerate(values)}
     together = np.zeros((len(values), len(values)))
     for unit in paired:
-        for i, one in enumerate(unit):
+        for i, value in enumerate(unit):
             for j, other in enumerate(unit):
                 if i != j:
-                    together[place[one], place[other]] += 1 / (len(unit) - 1)
+                    together[place[value], place[other]] += 1 / (len(unit) - 1)
     totals = together.sum(axis=1)
     distances = _DISTANCES[scale](np.array(values, dtype=np.float64), totals)
     expected = float(np.sum(np.outer(totals, totals) * distances)) / max(float(totals.sum()) - 1, 1.0)

@@ -908,11 +908,11 @@ def _common_sizes(raw: RawColumns) -> Integers:
 
 def _with_nulls(lists: Lists, sizes: Integers, offsets: Integers) -> Floats:
     """Return flat values with NaN for null lists."""
-    values, own = lists
-    if (own >= 0).all():
+    values, lengths = lists
+    if (lengths >= 0).all():
         return values
     full = np.full(offsets[-1], np.nan)
-    there = own >= 0
+    there = lengths >= 0
     full[flat_positions(offsets[:-1][there], sizes[there])] = values
     return full
 
@@ -939,15 +939,15 @@ def _scores(
 
 
 def _aligned(raw: RawColumns, name: str, lists: tuple[NDArray[Any], Integers], sizes: Integers) -> NDArray[Any]:
-    values, own = lists
-    if len(own) != len(sizes):
+    values, lengths = lists
+    if len(lengths) != len(sizes):
         raise ScoreLogError(
-            f"{raw.source}: column '{name}' has {len(own)} rows, the scores {len(sizes)}; give one per row"
+            f"{raw.source}: column '{name}' has {len(lengths)} rows, the scores {len(sizes)}; give one per row"
         )
-    wrong = (own >= 0) & (own != sizes)
+    wrong = (lengths >= 0) & (lengths != sizes)
     if wrong.any():
         row = int(wrong.argmax())
-        raise _fault(raw, row, name, f"{own[row]} entries for {sizes[row]} actions; give one per action")
+        raise _fault(raw, row, name, f"{lengths[row]} entries for {sizes[row]} actions; give one per action")
     return values
 
 
