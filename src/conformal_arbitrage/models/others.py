@@ -550,7 +550,7 @@ class ReplayScorer:
 
 # A package adds a kind by an entry point in this group: its name is the kind, its value the `ModelConfig` subclass with
 # that tag. It is imported only when a configuration names the kind.
-ENTRY_POINT_GROUP = "conformal_arbitrage.scorers"
+ENTRY_POINT_GROUP = "conformal_arbitrage.models"
 BUILT_IN: Mapping[str, type[ModelConfig]] = {
     "chat": ChatConfig,
     "logprob": LogprobConfig,
