@@ -23,7 +23,7 @@ from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT, column_te
 from conformal_arbitrage.scorelog.log import ROUTER_ACTIONS, ScoreLog, join_logs
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store import pages
-from conformal_arbitrage.store.events import CalibrationRow, all_guardian_scores, first_graded, fit, scores_of
+from conformal_arbitrage.store.events import CalibrationRow, all_guardian_scores, first_graded, is_fit, scores_of
 from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import Leg, as_object
@@ -412,7 +412,7 @@ def record_rows(records: Sequence[DecisionRecord], facts: RowFacts, *, everythin
     log = _router_log(records) if facts.forms == {"text"} else _menu_log(records)
     marks = {"mode": strings([str(record.decision.mode) for record in records])}
     if everything:
-        marks[UNFIT] = strings(["no" if fit(record) else "chosen by its scores" for record in records])
+        marks[UNFIT] = strings(["no" if is_fit(record.decision) else "chosen by its scores" for record in records])
     groups = strings([record.decision.group or "" for record in records]) if facts.grouped else None
     return replace(log, group=groups, extra={**log.extra, **marks})
 
@@ -427,7 +427,7 @@ def _by_session(
     log = session_log(turns, idle=idle, now=time.time(), identities=identities)
     if not everything:
         return log
-    chosen = {turn.session for turn, record in zip(turns, records, strict=True) if not fit(record)}
+    chosen = {turn.session for turn, record in zip(turns, records, strict=True) if not is_fit(record.decision)}
     names = [] if log.id is None else [str(name) for name in log.id.tolist()]
     marks = ["chosen by its scores" if name in chosen else "no" for name in names]
     return replace(log, extra={**log.extra, UNFIT: strings(marks)})
@@ -460,7 +460,7 @@ def fit_only(decisions: Sequence[DecisionRecord], policy: str) -> list[DecisionR
     Raises:
         StoreError: there are none.
     """
-    records = [record for record in decisions if fit(record)]
+    records = [record for record in decisions if is_fit(record.decision)]
     if not records:
         raise StoreError(
             f"policy {policy!r} has no rows fit for calibration; serve it in shadow mode, or set audit_rate"
@@ -471,7 +471,7 @@ def fit_only(decisions: Sequence[DecisionRecord], policy: str) -> list[DecisionR
 def _audited_sessions(decisions: Sequence[DecisionRecord]) -> list[DecisionRecord]:
     """Return all turns of the sessions whose first turn is fit: the coin is tossed once, and decides about the whole."""
     first = {record.decision.session: record for record in reversed(decisions)}
-    return [record for record in decisions if fit(first[record.decision.session])]
+    return [record for record in decisions if is_fit(first[record.decision.session].decision)]
 
 
 async def decisions_of(store: Store, policy: str, window: TimeWindow = ALWAYS) -> list[DecisionRecord]:
@@ -702,7 +702,7 @@ async def write_record_parts(
 def _chosen(page: Sequence[DecisionRecord], *, everything: bool) -> list[DecisionRecord]:
     if any(record.decision.session is not None for record in page):
         raise StoreError("this policy decides by session, whose turns may be far apart; export it into one file")
-    return [record for record in page if everything or fit(record)]
+    return [record for record in page if everything or is_fit(record.decision)]
 
 
 class _PartWriter:

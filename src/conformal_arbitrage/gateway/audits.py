@@ -33,7 +33,7 @@ from conformal_arbitrage.models.port import IN_BACKGROUND, Answer, Scores, check
 from conformal_arbitrage.monitoring.people import GRADES
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import outbox, pages, reviews
-from conformal_arbitrage.store.events import fit, scores_of
+from conformal_arbitrage.store.events import is_fit, scores_of
 from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import AuditBody, DecisionRecord, Event, FeedbackBody, Grades, MenuQuestion
 from conformal_arbitrage.store.reviews import GradingNews, NewReview
@@ -130,7 +130,7 @@ class GradingFeed:
 
 def _gradable(record: DecisionRecord) -> Gradable | str:
     """Return both answers of a row that needs grades, or why it does not."""
-    if record.decision.cancelled or record.decision.form != "text" or not fit(record):
+    if record.decision.cancelled or record.decision.form != "text" or not is_fit(record.decision):
         return "not a row"
     return to_grade(record)
 

@@ -43,74 +43,6 @@ _LONGEST_LEASE = 120.0
 """No lease ends later than that from now: one that does was written before the database's clock was set back."""
 
 
-def settle_claim(session: Session, claim: Claim, response: SavedResponse | None, now: float) -> None:
-    """Mark a claim as decided, or as finished with a response, if the owner still holds it."""
-    held = session.run(
-        "update claims set state = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
-        *("decided" if response is None else "finished", now + DAY, claim.key_id, claim.name, claim.owner),
-    )
-    if not held:
-        raise LostClaimError(f"the idempotency key {claim.name!r} is no longer held by this request; send it again")
-    if response is not None:
-        headers = encode_json(response.headers, "the headers of a response")
-        row = (claim.key_id, claim.name, response.status, headers, response.body)
-        session.run(
-            "insert into replays (key_id, name, status, headers, body, expires, seal) values (?, ?, ?, ?, ?, ?, ?) "
-            "on conflict (key_id, name) do update set status = excluded.status, headers = excluded.headers, "
-            "body = excluded.body, expires = excluded.expires, seal = excluded.seal",
-            *(*row, now + DAY, session.seals.sign("replay", *row)),
-        )
-
-
-def note_begun(session: Session, claim: Claim, begun: Mapping[int, str]) -> None:
-    """Note the decisions that were begun under a claim, for another attempt to continue."""
-    for place, id in begun.items():
-        session.run(
-            "insert into begun (key_id, name, place, body_sha256, id, expires) "
-            "select key_id, name, ?, body_sha256, ?, expires from claims where key_id = ? and name = ? "
-            "on conflict (key_id, name, place) do update set body_sha256 = excluded.body_sha256, id = excluded.id, "
-            "expires = case when begun.expires > excluded.expires then begun.expires else excluded.expires end",
-            *(place, id, claim.key_id, claim.name),
-        )
-
-
-def _begun(session: Session, key_id: str, name: str, body_sha256: str, now: float) -> dict[int, str]:
-    """Return the decisions that earlier attempts at the same request began, by the question's place."""
-    rows = session.rows(
-        "select place, id from begun where key_id = ? and name = ? and body_sha256 = ? and expires > ?",
-        *(key_id, name, body_sha256, now),
-    )
-    return {int(place): id for place, id in rows}
-
-
-def keep_undelivered(session: Session, digests: Mapping[str, str]) -> None:
-    """Keep decisions for a retry without a key, for ten minutes from their first attempt, when their ids were made."""
-    now = session.now() if digests else 0.0
-    for id, digest in digests.items():
-        session.run(
-            "insert into undelivered (id, digest, expires) values (?, ?, ?) "
-            "on conflict (id) do update set digest = excluded.digest, expires = excluded.expires",
-            *(id, digest, time_of(id) + KEEP_SECONDS),
-        )
-    if digests:  # seldom, since every gateway waits for this row
-        until = now + 2 * KEEP_SECONDS
-        session.run("update changes set undelivered_until = ? where undelivered_until < ?", until, now + KEEP_SECONDS)
-
-
-@operation("write")
-def take_undelivered(session: Session, digest: str) -> str | None:
-    """Hand out a decision about a question of which nothing was delivered, once, within ten minutes of its id."""
-    rows = session.rows(
-        "select id from undelivered where digest = ? and expires > ? order by expires limit 1"
-        f"{session.dialect.skip_locked}",
-        *(digest, session.now()),
-    )
-    for (id,) in rows:
-        session.run("delete from undelivered where id = ?", id)
-        return str(id)
-    return None
-
-
 @operation("write")
 def take(session: Session, key_id: str, name: str, body_sha256: str, *, lease: float) -> Claimed:
     """Claim the right to answer a request, unless it was answered, is being answered, or was another request.
@@ -142,6 +74,15 @@ def _refusal(session: Session, key_id: str, name: str, body_sha256: str) -> Clai
     if response is None:
         raise StoreError(f"the response under the idempotency key {name!r} is gone; send the request with a new one")
     return response
+
+
+def _begun(session: Session, key_id: str, name: str, body_sha256: str, now: float) -> dict[int, str]:
+    """Return the decisions that earlier attempts at the same request began, by the question's place."""
+    rows = session.rows(
+        "select place, id from begun where key_id = ? and name = ? and body_sha256 = ? and expires > ?",
+        *(key_id, name, body_sha256, now),
+    )
+    return {int(place): id for place, id in rows}
 
 
 @operation("read")
@@ -181,6 +122,65 @@ def release(session: Session, claim: Claim) -> None:
     begun += "b.body_sha256 = claims.body_sha256)"
     session.run(f"update claims set lease = 0 where {held} and {begun}", *values)
     session.run(f"delete from claims where {held} and not {begun}", *values)
+
+
+def settle_claim(session: Session, claim: Claim, response: SavedResponse | None, now: float) -> None:
+    """Mark a claim as decided, or as finished with a response, if the owner still holds it."""
+    held = session.run(
+        "update claims set state = ?, expires = ? where key_id = ? and name = ? and owner = ? and state <> 'finished'",
+        *("decided" if response is None else "finished", now + DAY, claim.key_id, claim.name, claim.owner),
+    )
+    if not held:
+        raise LostClaimError(f"the idempotency key {claim.name!r} is no longer held by this request; send it again")
+    if response is not None:
+        headers = encode_json(response.headers, "the headers of a response")
+        row = (claim.key_id, claim.name, response.status, headers, response.body)
+        session.run(
+            "insert into replays (key_id, name, status, headers, body, expires, seal) values (?, ?, ?, ?, ?, ?, ?) "
+            "on conflict (key_id, name) do update set status = excluded.status, headers = excluded.headers, "
+            "body = excluded.body, expires = excluded.expires, seal = excluded.seal",
+            *(*row, now + DAY, session.seals.sign("replay", *row)),
+        )
+
+
+def note_begun(session: Session, claim: Claim, begun: Mapping[int, str]) -> None:
+    """Note the decisions that were begun under a claim, for another attempt to continue."""
+    for place, id in begun.items():
+        session.run(
+            "insert into begun (key_id, name, place, body_sha256, id, expires) "
+            "select key_id, name, ?, body_sha256, ?, expires from claims where key_id = ? and name = ? "
+            "on conflict (key_id, name, place) do update set body_sha256 = excluded.body_sha256, id = excluded.id, "
+            "expires = case when begun.expires > excluded.expires then begun.expires else excluded.expires end",
+            *(place, id, claim.key_id, claim.name),
+        )
+
+
+@operation("write")
+def take_undelivered(session: Session, digest: str) -> str | None:
+    """Hand out a decision about a question of which nothing was delivered, once, within ten minutes of its id."""
+    rows = session.rows(
+        "select id from undelivered where digest = ? and expires > ? order by expires limit 1"
+        f"{session.dialect.skip_locked}",
+        *(digest, session.now()),
+    )
+    for (id,) in rows:
+        session.run("delete from undelivered where id = ?", id)
+        return str(id)
+    return None
+
+
+def keep_undelivered(session: Session, digests: Mapping[str, str]) -> None:
+    """Keep decisions for a retry without a key, for ten minutes from their first attempt, when their ids were made."""
+    now = session.now() if digests else 0.0
+    for id, digest in digests.items():
+        session.run(
+            "insert into undelivered (id, digest, expires) values (?, ?, ?) "
+            "on conflict (id) do update set digest = excluded.digest, expires = excluded.expires",
+            *(id, digest, time_of(id) + KEEP_SECONDS),
+        )
+    if digests:  # seldom, since every gateway waits for this row
+        until = now + 2 * KEEP_SECONDS
+        session.run("update changes set undelivered_until = ? where undelivered_until < ?", until, now + KEEP_SECONDS)
 
 
 @operation("write")

@@ -32,7 +32,7 @@ from conformal_arbitrage.store.record import (
     with_outcome,
 )
 from conformal_arbitrage.store.reviews import ReviewWork, do_review_work
-from conformal_arbitrage.store.session import CHUNK, Session, Store, operation, places, prepared
+from conformal_arbitrage.store.session import CHUNK, Session, Store, operation, placeholders, prepared
 from conformal_arbitrage.types import Role
 
 _log = logging.getLogger("conformal_arbitrage.store")
@@ -215,7 +215,7 @@ def _with_completions(session: Session, ids: Sequence[str]) -> frozenset[str]:
     """Return which of some decisions have a completion, in one query."""
     if not ids:
         return frozenset()
-    rows = session.rows(f"{COMPLETED} ({places(ids)})", *ids)
+    rows = session.rows(f"{COMPLETED} ({placeholders(ids)})", *ids)
     return frozenset(id for (id,) in rows)
 
 
@@ -270,7 +270,7 @@ def _counted_completions(session: Session, marks: dict[str, int], id: str) -> li
 
 
 def _in_order(completions: Iterable[CompletionBody]) -> list[CompletionBody]:
-    return sorted(completions, key=lambda one: one.at or 0.0)
+    return sorted(completions, key=lambda completion: completion.at or 0.0)
 
 
 def counts_of(decision: DecisionBody, decided_by: str, completions: Sequence[CompletionBody]) -> PolicyTally:
@@ -392,11 +392,6 @@ class CalibrationRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: int | None = None
     session: str | None = None
     group: str | None = None
-
-
-def fit(record: DecisionRecord) -> bool:
-    """Return whether a row was chosen independently of its scores, and made with the pinned settings."""
-    return is_fit(record.decision)
 
 
 def is_fit(decision: DecisionBody) -> bool:

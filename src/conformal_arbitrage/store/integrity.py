@@ -225,11 +225,6 @@ def vouches(session: Session) -> Callable[[StoredLink], bool]:
 VERSION = "name, version, origin, certificate, installed, installed_by"
 
 
-def version_seal(session: Session, row: Sequence[Any], previous: str) -> str | None:
-    """Return the seal of a policy's version, chained to the seal of the version before it."""
-    return session.seals.sign("policy", previous, *row)
-
-
 def check_versions(session: Session, name: str, newest: int) -> None:
     """Refuse to add a version to a policy whose newest versions were removed.
 
@@ -683,7 +678,7 @@ def _without_content(link: Link) -> EventBody:
     match later:
         case CompletionBody():
             leg = None if later.leg is None else _without_error(later.leg)
-            before = tuple(_without_error(one) for one in later.before)
+            before = tuple(_without_error(earlier) for earlier in later.before)
             return replace(later, content=None, leg=leg, before=before)
         case FeedbackBody():
             return replace(later, comment=None, reason=None if later.reason is None else _ERASED)

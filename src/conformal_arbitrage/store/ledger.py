@@ -16,7 +16,7 @@ import numpy as np
 from msgspec import Struct
 
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
-from conformal_arbitrage.store.session import Session, SingleQuery, operation, places, prepared
+from conformal_arbitrage.store.session import Session, SingleQuery, operation, placeholders, prepared
 
 
 class LedgerKey(Struct, frozen=True, kw_only=True):
@@ -248,7 +248,7 @@ def news(session: Session, policies: Collection[str], *, limit: int = 500) -> li
     """Return rows of policies whose decisions have news: an audit, feedback, or how their attempt ended."""
     rows = session.rows(
         f"select l.id, l.news, {_KEY} from ledger l join ledgers on number = l.ledger where l.news > 0 "
-        f"and policy in ({places(policies)}) order by l.id limit ?",
+        f"and policy in ({placeholders(policies)}) order by l.id limit ?",
         *(*policies, limit),
     )
     return [LedgerNews(id=id, news=news, key=_key(key)) for id, news, *key in rows]
@@ -258,14 +258,16 @@ def news(session: Session, policies: Collection[str], *, limit: int = 500) -> li
 def settle(session: Session, settlements: Sequence[Settlement]) -> None:
     """Write what is known of rows, ledger by ledger in a fixed order, so that two gateways never wait for each other."""
     by_id = {settlement.id: settlement for settlement in settlements}
-    rows = session.rows(f"select distinct ledger from ledger where id in ({places(by_id)})", *by_id)
+    rows = session.rows(f"select distinct ledger from ledger where id in ({placeholders(by_id)})", *by_id)
     for number in sorted(int(number) for (number,) in rows):
         session.run("update ledgers set length = length where number = ?", number)  # others wait from here on
         [(known, changes)] = session.rows("select known, changes from ledgers where number = ?", number)
         count = _Counts(int(known), int(changes))
         columns = "id, due, loss, served, undelivered, known_order, known_at, change"
         own = session.rows(
-            f"select {columns} from ledger where ledger = ? and id in ({places(by_id)}) order by seq", number, *by_id
+            f"select {columns} from ledger where ledger = ? and id in ({placeholders(by_id)}) order by seq",
+            number,
+            *by_id,
         )
         for id, *before in own:
             _settle_row(session, by_id[id], before, count)

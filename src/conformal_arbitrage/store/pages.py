@@ -28,7 +28,7 @@ from conformal_arbitrage.store.record import (
     time_of,
     with_outcome,
 )
-from conformal_arbitrage.store.session import Session, operation, places
+from conformal_arbitrage.store.session import Session, operation, placeholders
 
 REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
 """The completions by which a safe action replaced the Guardian's; a partial index holds them."""
@@ -68,11 +68,6 @@ def record(session: Session, id: str) -> DecisionRecord | None:
     if "\0" in id:
         return None  # PostgreSQL has no such text
     return next((record for record, _ in _load(session, [id])), None)
-
-
-def load_records(session: Session, ids: Sequence[str]) -> list[DecisionRecord]:
-    """Return the records of decisions that are there, at most a few dozen."""
-    return [record for record, _ in _load(session, ids)]
 
 
 @operation("scan")
@@ -135,9 +130,9 @@ def _ranges(session: Session, wanted: RecordFilter) -> Iterator[Mapping[str, str
     if any(value is not None for value in columns.values()):
         for column, value in columns.items():
             ranges = [
-                {**one, column: each}
-                for one in ranges
-                for each in (_values(session, column, one) if value is None else [value])
+                {**fixed, column: each}
+                for fixed in ranges
+                for each in (_values(session, column, fixed) if value is None else [value])
             ]
     yield from ranges
 
@@ -208,7 +203,8 @@ def _load(session: Session, ids: Sequence[str]) -> Iterator[tuple[DecisionRecord
     """Yield the records of decisions, newest first, each with the length of its text."""
     rows = session.rows(
         "select d.id, d.at, d.policy, d.key_id, d.decided_by, d.body, e.kind, e.at, e.body from events d "
-        f"left join events e on e.id = d.id and e.kind <> 'decision' where d.kind = 'decision' and d.id in ({places(ids)}) "
+        "left join events e on e.id = d.id and e.kind <> 'decision' "
+        f"where d.kind = 'decision' and d.id in ({placeholders(ids)}) "
         "order by d.at desc, d.id desc, e.at, e.writer, e.seq",
         *ids,
     )
@@ -295,8 +291,9 @@ def marked_decisions(
         ids = _ids(session, ranges, low, high, size)
         fitting = _decided(session, ids, who)
         chosen = fitting[: limit - len(records)]
-        loaded = sorted(load_records(session, chosen), key=lambda one: one.id, reverse=True) if chosen else []
-        records += [one for one in loaded if who in (None, one.decided_by)]
+        loaded = [record for record, _ in _load(session, chosen)] if chosen else []
+        loaded.sort(key=lambda record: record.id, reverse=True)
+        records += [record for record in loaded if who in (None, record.decided_by)]
         if len(chosen) == len(fitting) and len(ids) < size:
             return MarkedDecisions(records=records, end=None)
         high = ids[-1] if len(chosen) == len(fitting) else chosen[-1]
@@ -327,12 +324,12 @@ def _decided(session: Session, ids: Sequence[str], who: str | None) -> Sequence[
     if who is None or not ids:
         return ids
     sql, values = (
-        f"select id from events where kind = 'decision' and id in ({places(ids)}) and decided_by = ?",
+        f"select id from events where kind = 'decision' and id in ({placeholders(ids)}) and decided_by = ?",
         [*ids, who],
     )
     if who == REPLACING:
         sql, values = (
-            f"{sql} union all select id from events where {REPLACED} and id in ({places(ids)})",
+            f"{sql} union all select id from events where {REPLACED} and id in ({placeholders(ids)})",
             [*values, *ids],
         )
     theirs = {id for (id,) in session.rows(sql, *values)}

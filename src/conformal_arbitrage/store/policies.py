@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster, version_seal
+from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster
 from conformal_arbitrage.store.outbox import announce
 from conformal_arbitrage.store.record import (
     AlarmBody,
@@ -261,7 +261,7 @@ def _add_version(session: Session, name: str, version: int, *, origin: int, cert
     rows = session.rows("select seal from policies where name = ? and version = ?", name, version - 1)
     previous = "" if not rows else rows[0][0] or ""
     row = (name, version, origin, certificate, session.now(), by)
-    seal = version_seal(session, row, previous)
+    seal = session.seals.sign("policy", previous, *row)  # chained to the seal of the version before
     session.run(f"insert into policies ({VERSION}, seal) values (?, ?, ?, ?, ?, ?, ?)", *row, seal)
     enrol(session, policies={name: (version, seal or "")})
     session.run(CHANGED)

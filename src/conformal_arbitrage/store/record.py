@@ -348,7 +348,7 @@ UNDELIVERED = frozenset({"cancelled", "failed", "limited", "waiting"})
 
 def completion_of_record(completions: Sequence[CompletionBody]) -> CompletionBody | None:
     """Return the completion that counts: the first that delivered an answer, else the first with one, else the first."""
-    by_rank = sorted(completions, key=lambda one: (one.finish in UNDELIVERED, one.action is None))
+    by_rank = sorted(completions, key=lambda completion: (completion.finish in UNDELIVERED, completion.action is None))
     return by_rank[0] if by_rank else None
 
 
@@ -406,14 +406,14 @@ def document(struct: Struct, *, without: Mapping[type[Struct], frozenset[str]] |
 def _plain_value(value: Any, without: Mapping[type[Struct], frozenset[str]] | None) -> object:
     if isinstance(value, Struct):
         return document(value, without=without)
-    return [_plain_value(one, without) for one in value] if value.__class__ is tuple else value
+    return [_plain_value(item, without) for item in value] if value.__class__ is tuple else value
 
 
 # --- Ids ---
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
-_PAIRS = [one + other for one in _ALPHABET for other in _ALPHABET]  # ten bits at a time
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # ten bits at a time
 _SHIFTS = range(120, -1, -10)
 
 

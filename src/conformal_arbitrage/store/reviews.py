@@ -38,7 +38,7 @@ from conformal_arbitrage.store.record import (
     is_plain,
     new_id,
 )
-from conformal_arbitrage.store.session import Session, SingleQuery, WebhookEvent, operation, places, prepared
+from conformal_arbitrage.store.session import Session, SingleQuery, WebhookEvent, operation, placeholders, prepared
 from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.store")
@@ -252,44 +252,6 @@ class CastVote(Struct, frozen=True, kw_only=True):
     at: float
     held: float
     skipped: bool = False
-
-
-# --- Questions and verdicts as text ---
-
-
-def encode_review_question(question: ReviewQuestion, id: str) -> str:
-    """Return the JSON text of what people are shown of a question.
-
-    Raises:
-        StoreError: a value has no JSON.
-    """
-    with suppress(UnicodeEncodeError, RecursionError):
-        if is_plain(question.context):
-            return as_given.encode(question).decode()
-    return encode_strictly(document(question), f"the question about {id}", as_given=True)
-
-
-def decode_review_question(text: str, id: str) -> ReviewQuestion:
-    """Read what people are shown of a question.
-
-    Raises:
-        StoreError: it is damaged.
-    """
-    return decode(text, ReviewQuestion, f"the review {id}")
-
-
-def encode_outcome(outcome: ReviewOutcome) -> str:
-    """Return the JSON text of a verdict."""
-    return as_given.encode(outcome).decode()
-
-
-def decode_outcome(text: str, id: str) -> ReviewOutcome:
-    """Read a verdict.
-
-    Raises:
-        StoreError: it is damaged.
-    """
-    return decode(text, ReviewOutcome, f"the verdict on {id}")
 
 
 # --- Reviewers: put, take, renew, give back, skip, vote, undo ---
@@ -674,7 +636,7 @@ def note_reader(session: Session, decision: str, reviewer: str) -> None:
 def under_review(decisions: Collection[str]) -> SingleQuery[frozenset[str]]:
     """Return those of some decisions that people have yet to judge."""
     return SingleQuery(
-        f"select decision from reviews where state = 'open' and decision in ({places(decisions)})",
+        f"select decision from reviews where state = 'open' and decision in ({placeholders(decisions)})",
         tuple(decisions),
         lambda rows: frozenset(decision for (decision,) in rows),
     )
@@ -697,7 +659,7 @@ def do_review_work(session: Session, work: ReviewWork, claim: Claim | None) -> N
     """Put a request's questions into the queue, or close them with the request."""
     back = work.request is not None and not _is_waiting(session, work.request)
     request = None if work.request is None else put_request(session, work.request, work.deadline)
-    put_items(session, [one for one in work.items if not _went_on(session, one, request, back=back)], request)
+    put_items(session, [item for item in work.items if not _went_on(session, item, request, back=back)], request)
     if work.ended and claim is not None:
         close_request(session, claim.key_id, claim.name)
 
@@ -844,7 +806,7 @@ def present(session: Session, names: Collection[str]) -> frozenset[str]:
     """Return those of some people who have been seen in the last two minutes."""
     since = session.now() - PRESENT_SECONDS
     rows = session.rows(
-        f"select reviewer from presence where seen > ? and reviewer in ({places(names)})", since, *names
+        f"select reviewer from presence where seen > ? and reviewer in ({placeholders(names)})", since, *names
     )
     return frozenset(reviewer for (reviewer,) in rows)
 
@@ -919,7 +881,7 @@ def mark_exhausted(session: Session, team: str, *, members: Collection[str], lea
         session.run(
             "update reviews set ready = ? where state = 'open' and ready is null and team = ? and level = ? and "
             "(select count(*) from review_seen s where s.decision = reviews.decision and s.reviewer in "
-            f"({places(names)})) >= ?",
+            f"({placeholders(names)})) >= ?",
             *(now, team, level, *names, len(names)),
         )
         for level, names in enumerate((set(members), set(leads)))
@@ -939,7 +901,7 @@ def outcomes(session: Session, decisions: Collection[str]) -> Mapping[str, Revie
     if not decisions:
         return {}
     rows = session.rows(
-        f"select decision, purpose, state, outcome from reviews where decision in ({places(decisions)}) and "
+        f"select decision, purpose, state, outcome from reviews where decision in ({placeholders(decisions)}) and "
         "purpose in ('decide', 'audit') order by purpose = 'decide'",
         *decisions,
     )
@@ -1111,7 +1073,7 @@ def open_places() -> SingleQuery[int]:
 def count_open(teams: Collection[str]) -> SingleQuery[int]:
     """Return how many questions these teams have before them."""
     return SingleQuery(
-        f"select count(*) from reviews where state = 'open' and team in ({places(teams)})", tuple(teams), _number
+        f"select count(*) from reviews where state = 'open' and team in ({placeholders(teams)})", tuple(teams), _number
     )
 
 
@@ -1186,7 +1148,7 @@ def _decisions_of(session: Session, policy: str, ids: Sequence[str]) -> frozense
     if not ids:
         return frozenset()
     rows = session.rows(
-        f"select id from events where kind = 'decision' and policy = ? and id in ({places(ids)})",
+        f"select id from events where kind = 'decision' and policy = ? and id in ({placeholders(ids)})",
         *(policy, *ids),
     )
     return frozenset(id for (id,) in rows)
@@ -1255,3 +1217,41 @@ def _withdraw(session: Session, decision: str) -> None:
     now = session.now()
     if session.run(f"{withdrawn} purpose = 'grade'", now, decision):
         session.run(f"{withdrawn} purpose = 'overlap'", now, decision)
+
+
+# --- Questions and verdicts as text ---
+
+
+def encode_review_question(question: ReviewQuestion, id: str) -> str:
+    """Return the JSON text of what people are shown of a question.
+
+    Raises:
+        StoreError: a value has no JSON.
+    """
+    with suppress(UnicodeEncodeError, RecursionError):
+        if is_plain(question.context):
+            return as_given.encode(question).decode()
+    return encode_strictly(document(question), f"the question about {id}", as_given=True)
+
+
+def decode_review_question(text: str, id: str) -> ReviewQuestion:
+    """Read what people are shown of a question.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return decode(text, ReviewQuestion, f"the review {id}")
+
+
+def encode_outcome(outcome: ReviewOutcome) -> str:
+    """Return the JSON text of a verdict."""
+    return as_given.encode(outcome).decode()
+
+
+def decode_outcome(text: str, id: str) -> ReviewOutcome:
+    """Read a verdict.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return decode(text, ReviewOutcome, f"the verdict on {id}")

@@ -305,7 +305,7 @@ def with_placeholders(sql: str, placeholder: str) -> str:
     return sql
 
 
-def places(values: Collection[object]) -> str:
+def placeholders(values: Collection[object]) -> str:
     """Return the placeholders of a list of values for `in (...)`; of none, a null, which nothing equals."""
     return ", ".join("?" * len(values)) or "null"
 
