@@ -200,7 +200,7 @@ def sweep_claims(session: Session) -> bool:
     return CHUNK in counts
 
 
-# --- Conversations ---
+# --- Conversations: which model a caller's session belongs to, until it has been idle for long enough ---
 
 
 class Conversation(Struct, frozen=True):
@@ -266,7 +266,10 @@ def sweep_conversations(session: Session) -> bool:
     return removed == CHUNK
 
 
-# --- Spending ---
+# --- Spending: what all gateways of one database have used of a limit within a sliding window ---
+#
+# The window is kept in sixty parts. A part counts until all of it has left the window, so no window ever exceeds the limit.
+# Amounts are whole numbers, which sum exactly. What is reserved and never settled, as after a crash, counts in full.
 
 
 class Reservation(Struct, frozen=True, kw_only=True):

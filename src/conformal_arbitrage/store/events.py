@@ -115,7 +115,11 @@ class Commit(Struct, frozen=True):
             do_review_work(session, self.reviews, self.claim)
 
 
-# --- Tallies ---
+# --- Tallies: the record counted by policy, version and hour, each event once ---
+#
+# Every chain of events is read in order, and how far it was read is noted in the transaction that counts. What an event adds
+# is the difference it makes to its decision, as far as that was counted: so it matters neither how often this is interrupted
+# nor which of several chains is read first.
 
 
 class PolicyTally(Struct, frozen=True, kw_only=True):
@@ -363,7 +367,12 @@ def forget_pruned(session: Session, *, before: float) -> None:
     )
 
 
-# --- Calibration rows ---
+# --- Calibration rows: what a later calibration needs of a decision that is fit for it, and no content ---
+#
+# A decision is fit if it was chosen independently of all scores. What is not known of a row stays unknown; a row is never
+# dropped because of what is known of it. A row is rebuilt from the whole record of its decision whenever an event about it
+# is new, so that neither the order of events nor a crash matters. Pruning writes the row in the transaction that removes the
+# record.
 
 
 class CalibrationRow(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -136,7 +136,10 @@ def audit_backlog(session: Session) -> list[AuditBacklog]:
     return [AuditBacklog(policy=name, waiting=count, oldest=max(0.0, now - queued)) for name, count, queued in rows]
 
 
-# --- Deliveries ---
+# --- Deliveries: messages to webhooks, queued in the transaction of the event that they announce ---
+#
+# Each delivery is sealed, since it is signed for its receiver later: whoever can write to the database alone cannot send
+# messages.
 
 
 class Delivery(Struct, frozen=True, kw_only=True):

@@ -1104,6 +1104,9 @@ def answered_in_time(session: Session, policy: str, wait: float, *, days: float 
 
 
 # --- Answers to grade ---
+#
+# Every chain of events is read in order, and how far it was read is noted in the transaction that deals with what was read.
+# What is to be done about a decision follows from its whole record, so neither the order of events nor a crash matters.
 
 _MOST_EVENTS = 2000
 _KINDS = "('decision', 'completion', 'feedback', 'audit')"

@@ -95,6 +95,11 @@ POSTGRES = Dialect(
 
 
 # --- Chains and seals ---
+#
+# A hash covers the previous hash and the event as it is stored, with its writer, number and time. It is keyed if the writer
+# had a key, so that no one without it can append or rewrite; the writer's name begins with the key's fingerprint then. A
+# seal is a signature over a row, so that whoever can write to the database alone cannot change it unnoticed; it names its
+# key by a fingerprint, so that records from before a rotation of the secret can still be checked.
 
 _lenient = msgspec.json.Encoder(enc_hook=str)  # a damaged row may hold anything
 
