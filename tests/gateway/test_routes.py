@@ -65,14 +65,6 @@ def test_a_guarantee_that_is_gone_says_why(house):
     assert "Guardian failed" in answer["arbitrage"]["reason"]
 
 
-def test_a_replaced_decision_under_a_key_is_listed_by_the_gateway_as_a_fallback(house):
-    gateway = house(primary=votes(*UNSURE), guardian=failing(400), task={"safe_action": "c"})
-    reply = gateway.decide(DECISION, headers={"Idempotency-Key": "k"})
-    assert reply.status_code == 200, reply.text
-    listed = gateway.get("/v1/arbitrage/records?decided_by=fallback").json()["data"]
-    assert [record["id"] for record in listed] == [reply.headers["x-arbitrage-decision-id"]]
-
-
 def test_a_safe_action_s_probability_is_one_whatever_the_scores(house):
     gateway = house(primary=votes(*UNSURE), guardian=failing(), task={"safe_action": "c"})
     [answer] = gateway.decide().json()["answers"]
