@@ -105,7 +105,7 @@ bench-scale: .venv/.installed-dev  ## logs in parts on every engine, against a p
 	$(BIN)/python -m benchmarks.scale $(SCALE)
 
 bench-1e7: .venv/.installed-dev  ## ten million rows in every way, Spark's against Spark's own scan; 0.7 GB of disk
-	$(BIN)/python -m benchmarks.scale --engine threads --engine processes --engine 'scan:local[2]' --engine 'local[2]' --engine 'table:local[2]' $(SCALE)
+	$(BIN)/python -m benchmarks.scale --engine threads --engine processes --engine 'scan:local[2]' --engine 'table:local[2]' $(SCALE)
 
 bench-1e8: .venv/.installed-dev  ## a hundred million rows, within 4 GB of memory; 7 GB of disk
 	$(BIN)/python -m benchmarks.scale --rows 100000000 --megabytes 4096 --engine threads $(SCALE)

@@ -1,10 +1,10 @@
 """Logs in parts: processor time per row against a plain scan of the same columns, memory, and one answer by all ways.
 
     make bench-scale                                       ten million rows: threads, processes
-    make bench-scale SCALE="--rows 1000000 --engine scan:local[2] --engine local[2] --engine table:local[2]"
+    make bench-scale SCALE="--rows 1000000 --engine scan:local[2] --engine table:local[2]"
     make bench-1e7, make bench-1e8                         what docs/scale.md says of these sizes
 
-A way is threads, processes, the address of an engine, `table:ADDRESS` (the same files as a table of Spark) or
+A way is threads, processes, the address of a Dask scheduler, `table:ADDRESS` (the same files as a table of Spark) or
 `scan:ADDRESS` (Spark's own sum over both columns). Ways of Spark are compared with such a sum in their own session, the
 second there. Processor time and memory are those of all processes of a way, a Java machine included. Ends with status 1 if
 answers differ or memory exceeds its limit.
@@ -112,9 +112,7 @@ def way_of(name: str, folder: str, alpha: str, sees: str) -> Callable[[], object
     session.range(8).mapInArrow(lambda batches: batches, "id long").collect()
     if what == "scan":
         return lambda: spark_scan(address, folder)
-    if what == "table":
-        return lambda: calibrate(SparkTable(frame=session.read.parquet(folder)), alpha, guardian_sees=sees)
-    return lambda: calibrate(ScoreParts.read(folder), alpha, guardian_sees=sees, engine=address)
+    return lambda: calibrate(SparkTable(frame=session.read.parquet(folder)), alpha, guardian_sees=sees)
 
 
 def child(folder: str, way: str, alpha: str, sees: str) -> None:

@@ -21,18 +21,17 @@ from benchmarks.scale import processor_seconds
 
 from conformal_arbitrage import ScoreLog, ScoreParts, SparkTable, calibrate, verify
 from conformal_arbitrage.scorelog.parts import Processes, Threads
-from conformal_arbitrage.scorelog.spark import SparkTasks, ship_package
+from conformal_arbitrage.scorelog.spark import ship_package
 from tests.calibration.planted import (
     FAULTS,
     ROWS,
-    PlantedEngine,
     PlantedTable,
     differences,
     differing,
     edge_log,
     is_caught,
 )
-from tests.calibration.spoiled import SAID, said_of_table, spoiled_logs
+from tests.calibration.spoiled import said_of_table, spoiled_logs
 from tests.calibration.test_parts import KEY, OPTIONS, Dying, some_log, spoil, told, write_parts
 
 COMBINATIONS = (
@@ -75,14 +74,13 @@ def open_sessions():
 
 
 def ways(folder, sessions, columns):
-    """Every way to calibrate the files of a folder: what is calibrated, and the engine if it takes one."""
+    """Every session's way to calibrate the files of a folder: what is calibrated, and no engine."""
     log = ScoreParts.read(folder, **columns)
     for name, session in sessions.items():
-        yield f"{name} tasks", log, SparkTasks(session)
         frame = session.read.parquet(str(folder))
         if log.files[0].single(log.primary):  # a note in the files, which Spark does not see
             frame = frame.withColumn(log.primary, frame[log.primary].cast("array<float>"))
-        yield f"{name} table", SparkTable(frame=frame, **columns), None
+        yield name, SparkTable(frame=frame, **columns), None
 
 
 def local_ways(folder, columns):
@@ -111,21 +109,18 @@ def check_equality(folder, sessions):
 
 
 def check_binarised_and_verified(folder, sessions):
-    log = some_log(300)
+    log = replace(some_log(300), identities=None)  # a table does not name its models
     where = write_parts(log, folder / "binary", [120])
     table = SparkTable(frame=sessions["connect"].read.parquet(str(where)))
     certificate = calibrate(table.binarized(), "0.2")
     differences = differing(calibrate(log.binarized(), "0.2"), certificate) | verify(certificate, table).differences
+    files = ScoreParts.read(where)
+    differences |= {f"files: {name}": what for name, what in verify(certificate, files).differences.items()}
+    by_files = calibrate(files.binarized(), "0.2")
+    differences |= {f"table: {name}": what for name, what in verify(by_files, table).differences.items()}
     if "log_sha256" not in verify(certificate, SparkTable(frame=table.frame.where("id != 'q7'"))).differences:
         differences |= {"log_sha256": "a row less was not seen"}
     report("binarised and verified", differences)
-
-
-class DyingTasks(SparkTasks):
-    marker = ""
-
-    def run(self, work, parts, /):
-        return super().run(Dying(work, self.marker), parts)
 
 
 class DyingTable(SparkTable):
@@ -139,15 +134,13 @@ def check_kills(folder, sessions):
     """A worker is killed in the middle of a pass: Spark does its part again."""
     log = some_log(300)
     where = write_parts(log, folder / "kills", [100, 200])
-    DyingTasks.marker, DyingTable.marker = (str(folder / f"{name}-died") for name in ("task", "table"))
-    by_tasks = calibrate(ScoreParts.read(where), "0.2", engine=DyingTasks(sessions["classic"]))
-    frame = sessions["connect"].read.parquet(str(where)).repartition(3)
-    by_table = calibrate(DyingTable(frame=frame), "0.2")
-    expected = calibrate(log, "0.2")
-    differences = {"tasks": differing(expected, by_tasks), "table": differing(expected, by_table)}
-    for marker in (DyingTasks.marker, DyingTable.marker):
-        if not Path(marker).exists():
-            differences[marker] = "no worker died"
+    expected, differences = calibrate(log, "0.2"), {}
+    for name, session in sessions.items():
+        DyingTable.marker = str(folder / f"{name}-died")
+        frame = session.read.parquet(str(where)).repartition(3)
+        differences[name] = differing(expected, calibrate(DyingTable(frame=frame), "0.2"))
+        if not Path(DyingTable.marker).exists():
+            differences[DyingTable.marker] = "no worker died"
     report("a worker is killed", {name: one for name, one in differences.items() if one})
 
 
@@ -160,7 +153,6 @@ def check_refusals(folder, sessions):
     one = sessions["classic"].read.parquet(str(path)).repartition(1)
     frame = sessions["connect"].read.parquet(str(good))
     messages = {
-        "file": told(lambda: calibrate(ScoreParts.read(where), "0.2", engine=SparkTasks(sessions["connect"]))),
         "partition": told(lambda: calibrate(SparkTable(frame=one, name="table lake.scores"), "0.2")),
         "id": told(lambda: calibrate(SparkTable(frame=frame.unionAll(frame)), "0.2")),
         "type": told(lambda: calibrate(SparkTable(frame=frame, primary="id"), "0.2")),
@@ -168,7 +160,7 @@ def check_refusals(folder, sessions):
         "rows": told(lambda: calibrate(SparkTable(frame=frame.where("id = ''")), "0.2")),
         "table": told(lambda: SparkTable.open("spark", "nothing")),
         "moving": told(lambda: calibrate_moving(sessions["classic"], folder / "moving")),
-        "unforeseen": told(lambda: list(SparkTasks(sessions["classic"]).run(len, ScoreParts.read(where).parts()))),
+        "unforeseen": told(lambda: list(SparkTable(frame=one).run(len, []))),
     }
     report("refusals", messages)
 
@@ -177,38 +169,27 @@ def check_faults(folder, sessions, *, everything):
     """Faults planted in the workers are caught: each in one way, or in all of them."""
     edge = edge_log()
     where = write_parts(edge[0], folder / "edge", [ROWS // 2])
-    log, found = ScoreParts.read(where), {}
+    found = {}
     frames = {name: session.read.parquet(str(where)).repartition(2) for name, session in sessions.items()}
-    ways = [(name, kind) for name in sessions for kind in ("tasks", "table")]
     for number, fault in enumerate(FAULTS):
-        for name, kind in ways if everything else ways[number : number + 1]:
+        for name in sessions if everything else [list(sessions)[number % len(sessions)]]:
             PlantedTable.fault = fault
-            source, engine = PlantedTable(frame=frames[name]), None
-            if kind == "tasks":
-                source, engine = log, PlantedEngine(SparkTasks(sessions[name]), fault)
-            if not is_caught(*edge, source, engine=engine):
-                found[f"{fault} on {name} {kind}"] = "not caught"
-    found |= differences(*edge, log, engine=SparkTasks(sessions["connect"]))
-    found |= differences(*edge, SparkTable(frame=frames["classic"]))
+            if not is_caught(*edge, PlantedTable(frame=frames[name])):
+                found[f"{fault} on {name}"] = "not caught"
+    for frame in frames.values():
+        found |= differences(*edge, SparkTable(frame=frame))
     report("planted faults", found)
 
 
 def check_spoiled(folder, sessions):
-    """A part that cannot be used is named, with its row, by tasks; a table names the partition and the row, or the file."""
+    """Rows that cannot be used are named by their partition and number, or by their file."""
     found = {}
     for what, where in spoiled_logs(folder / "spoiled").items():
         for name, session in sessions.items():
             frame = session.read.parquet(str(where)).coalesce(1)
-            messages = {
-                "tasks": (
-                    SAID[what],
-                    told(lambda s=session, w=where: calibrate(ScoreParts.read(w), "0.2", engine=SparkTasks(s))),
-                ),
-                "table": (said_of_table(what), told(lambda f=frame: calibrate(SparkTable(frame=f), "0.2"))),
-            }
-            found |= {
-                f"{what} {name} {way}": said for way, (wanted, said) in messages.items() if not re.match(wanted, said)
-            }
+            said = told(lambda f=frame: calibrate(SparkTable(frame=f), "0.2"))
+            if not re.match(said_of_table(what), said):
+                found[f"{what} {name}"] = said
     report("spoiled parts", found)
 
 

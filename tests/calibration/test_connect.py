@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from conformal_arbitrage import ScoreParts, calibrate
-from conformal_arbitrage.scorelog.parts import as_engine
+from conformal_arbitrage import SparkTable, calibrate
 from tests.calibration.test_parts import some_log, told, write_parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def connect_server(folder, python=sys.executable):
 
 @pytest.fixture
 def scores(tmp_path):
-    return write_parts(some_log(300), tmp_path / "scores", [100, 200])
+    return write_parts(replace(some_log(300), identities=None), tmp_path / "scores", [100, 200])
 
 
 def arbitrage(*words):
@@ -118,33 +118,33 @@ class ServerKiller:
 
 
 def test_commands_use_a_server_and_say_so_in_a_line_when_it_dies(tmp_path, scores):
-    certificate, decisions = tmp_path / "c.json", tmp_path / "decisions"
+    certificate, log = tmp_path / "c.json", f"table:parquet.`{scores}`"
     expected = calibrate(some_log(300), "0.2")
     with connect_server(tmp_path / "server") as server:
-        for log in (scores, f"table:parquet.`{scores}`"):
-            engine = ("--engine", server.address)
-            status, out, err = arbitrage("calibrate", log, "--alpha", "0.2", "-o", certificate, "--json", *engine)
-            assert (status, "Warning" in err) == (0, False), err
-            assert json.loads(out)["relaxation"] == expected.relaxation
-            status, out, err = arbitrage("verify", certificate, log, *engine)
+        engine = ("--engine", server.address)
+        status, out, err = arbitrage("calibrate", log, "--alpha", "0.2", "-o", certificate, "--json", *engine)
+        assert (status, "Warning" in err) == (0, False), err
+        assert json.loads(out)["relaxation"] == expected.relaxation
+        for words in ((log, *engine), (scores,)):
+            status, out, err = arbitrage("verify", certificate, *words)
             assert (status, "nothing differs" in out) == (0, True), err
-        status, out, err = arbitrage("apply", certificate, scores, "-o", decisions, *engine)
-        assert (status, len(list(decisions.iterdir()))) == (0, 3), err
         group = server.process.pid
-        spark = as_engine(server.address)
-        message = told(lambda: list(spark.run(ServerKiller(group), ScoreParts.read(scores).parts())))
+        table = SparkTable.open(server.address, f"parquet.`{scores}`")
+        assert len(table) == 300
+        message = told(lambda: list(table.run(ServerKiller(group), [])))
         assert message.startswith("EngineError: Spark gave up ("), message
         assert message.endswith("; the server no longer answers; see that it runs, and repeat the command"), message
-        status, _, err = arbitrage("calibrate", scores, "--alpha", "0.2", *engine)
+        status, _, err = arbitrage("calibrate", log, "--alpha", "0.2", *engine)
         assert status == 2
         assert f"engine {server.address}: nothing answers at 127.0.0.1" in err
-        spark.session.client.close()
+        table.frame.sparkSession.client.close()
 
 
 def failing(tmp_path, scores, python):
     """Return what a command says whose workers run another Python."""
     with connect_server(tmp_path / "server", python) as server:
-        status, _, err = arbitrage("calibrate", scores, "--alpha", "0.2", "--engine", server.address)
+        log = f"table:parquet.`{scores}`"
+        status, _, err = arbitrage("calibrate", log, "--alpha", "0.2", "--engine", server.address)
     assert status == 2, err
     assert len(err.strip().splitlines()) == 1, err
     return err

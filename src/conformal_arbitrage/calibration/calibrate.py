@@ -383,7 +383,7 @@ class PartFacts:
     scores: tuple[float, float]
     span: float
     score_digits: int
-    leaves: tuple[str, ...]
+    hashes: int
     checksum: int
     total: int
     largest: tuple[int, int]
@@ -428,7 +428,7 @@ class Survey:
             scores=scores if not unknown.all() else (inf, -inf),
             span=_span(log),
             score_digits=log.score_digits,
-            leaves=part.digests(log, ids),
+            hashes=part.hash_sum(log, ids),
             checksum=_checksum(log),
             total=events.total,
             largest=events.largest,
@@ -483,7 +483,7 @@ class EventScan:
 class DrawScan:
     """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these events.
 
-    The part and the digests of its leaves, in which ids count, come with the result.
+    The part and the sum of its rows' hashes, in which ids count, come with the result.
     """
 
     measure: Measure
@@ -491,13 +491,13 @@ class DrawScan:
     gap: float
     work: Callable[[Floats, Integers], object]
 
-    def __call__(self, part: ScorePart) -> tuple[ScorePart, tuple[str, ...], object]:
-        """Return the part, the digests of its leaves, and the result of the work."""
+    def __call__(self, part: ScorePart) -> tuple[ScorePart, int, object]:
+        """Return the part, the sum of its rows' hashes, and the result of the work."""
         log, ids = part.load_apart()
         log = log if ids is None else replace(log, id=ids.strings())
         events = self.measure.events(log)
         there = np.flatnonzero(events.position == self.gap)
-        return part, part.digests(log, ids), self.work(drawing(self.key, log)(events.row[there]), events.drop[there])
+        return part, part.hash_sum(log, ids), self.work(drawing(self.key, log)(events.row[there]), events.drop[there])
 
 
 @dataclass(frozen=True, slots=True)
@@ -719,8 +719,8 @@ class SurveyedParts(EventSearch):
         )
 
     def sha256(self) -> str:
-        """Return the digest of all rows, in whichever order of the files."""
-        return self.log.digest((one.part, one.leaves) for one in self._facts)
+        """Return the digest of all rows, in whichever order."""
+        return self.log.digest((facts.part, facts.hashes) for facts in self._facts)
 
     def scan_events(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
         """Do a work on all events; what the first pass has done already is not done again."""
@@ -744,11 +744,11 @@ class SurveyedParts(EventSearch):
         """Return what does a work on the draws and events of the rows whose loss falls at a gap."""
 
         def scanned(work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
-            leaves: list[tuple[ScorePart, tuple[str, ...]]] = []
+            sums: list[tuple[ScorePart, int]] = []
             for part, own, result in self._each(DrawScan(self.measure, key, gap, work)):
-                leaves.append((part, own))
+                sums.append((part, own))
                 yield result  # pyright: ignore[reportReturnType]
-            self._refuse_changed(self.log.digest(leaves) != self.sha256())
+            self._refuse_changed(self.log.digest(sums) != self.sha256())
 
         return scanned
 
@@ -760,14 +760,14 @@ class SurveyedParts(EventSearch):
             )
 
 
-def digest_leaves(part: ScorePart) -> tuple[ScorePart, tuple[str, ...]]:
-    """Return a part with the digests of its leaves."""
-    return part, part.digests(*part.load_apart())
+def hash_part(part: ScorePart) -> tuple[ScorePart, int]:
+    """Return a part with the sum of its rows' hashes."""
+    return part, part.hash_sum(*part.load_apart())
 
 
 def digest_parts(log: ScoreParts | SparkTable, engine: Engine) -> str:
-    """Return the digest of all rows of a log, in whichever order of its files."""
-    return log.digest(engine.run(digest_leaves, log.parts()))
+    """Return the digest of all rows of a log, in whichever order."""
+    return log.digest(engine.run(hash_part, log.parts()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from conformal_arbitrage.evaluation.looks import looks_path, note_look, seen_in_
 from conformal_arbitrage.live.config import FILE, Config, read_config
 from conformal_arbitrage.live.database import database_exists, database_of, open_record
 from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
-from conformal_arbitrage.scorelog.digest import FILES
+from conformal_arbitrage.scorelog.digest import ROWS
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import (
     Engine,
@@ -261,8 +261,8 @@ engine_options = chained(
         "--engine",
         metavar="NAME",
         help="What reads a log in parts (a pattern, a folder, a URL, or one Parquet file of more than 10 million rows): "
-        "threads, processes, a Dask scheduler (tcp://...) or Spark (sc://..., spark://..., local[N], or spark for what its "
-        "own settings say). For table:NAME, the Spark that holds the table.  [default: threads]",
+        "threads, processes or a Dask scheduler (tcp://...). For table:NAME, the Spark that holds the table (sc://..., "
+        "spark://..., local[N], or spark for what its own settings say).  [default: threads]",
     ),
     click.option(
         "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
@@ -479,7 +479,7 @@ def read_scores(
     if log.startswith(_TABLE):
         raise click.UsageError(_NO_TABLE)
     whole = whole or bool(digest)
-    if not (is_many(log) or digest.startswith(FILES) or (is_large(log) and not whole)):
+    if not (is_many(log) or digest.startswith(ROWS) or (is_large(log) and not whole)):
         return read_log(
             log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional, whole=True
         )
@@ -513,7 +513,7 @@ def read_cascade(path: str, guardian: str | None, models: str | None) -> Cascade
 
 def made_from(certificate: Certificate, log: str, primary: str | None, guardian: str | None) -> bool:
     """Return whether a certificate was made from the files of a log in parts, of which a command sees a sample only."""
-    if not (in_parts(log) and certificate.log_sha256.startswith(FILES)):
+    if not (in_parts(log) and certificate.log_sha256.startswith(ROWS)):
         return False
     names = certificate.columns
     parts = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])

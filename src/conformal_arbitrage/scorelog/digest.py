@@ -34,11 +34,32 @@ def row_hashes(digits: int, offsets: Integers, arrays: Iterable[NDArray[Any]], i
         bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
         rows += _sums(_mixed(bits + (places + np.uint64(number << 32)) * _ODD), offsets)
     if ids is not None:
-        rows += _mixed(_text_sums(ids))
+        rows += _mixed(_text_hashes(ids))
     return _mixed(rows)
 
 
-def _text_sums(texts: TextBytes) -> Words:
+def _text_hashes(texts: TextBytes) -> Words:
+    """Return a number for each text, whatever the texts beside it: of its words, or else of its bytes."""
+    words = texts.words()
+    if words is not None:
+        return _word_sums(words)
+    hashes, usual = _byte_sums(texts), texts.has_words()
+    words = texts.some(usual).words() if usual.any() else None
+    if words is not None:
+        hashes[usual] = _word_sums(words)
+    return hashes
+
+
+def _word_sums(words: Words) -> Words:
+    """Return a weighted sum over the words of each text; zeros at its end do not matter."""
+    weights = _mixed(np.arange(1, words.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
+    sums = np.zeros(len(words), np.uint64)
+    for weight, column in zip(weights, words.T, strict=True):
+        sums += (column ^ (column >> np.uint64(32))) * weight  # a product carries no high bits down
+    return sums
+
+
+def _byte_sums(texts: TextBytes) -> Words:
     """Return a weighted sum over the bytes of each text."""
     bounds = texts.bounds - texts.bounds[0]
     places = _places(bounds)
@@ -102,11 +123,10 @@ def _distinct_in(blocks: PiledKeys, pile: int) -> bool:
 # --- Digests of what a calibration depends on ---
 
 
-LEAF: Final = 1 << 16
-FILES: Final = "files:"
-"""The digest of a log in several files begins with this."""
 ROWS: Final = "rows:"
-"""The digest of rows without an order begins with this."""
+"""The digest of a log in parts, whose rows have no order, begins with this."""
+AT_ONCE: Final = 1 << 16
+"""The checksum of so many actions is made at once."""
 _ROWS_AT_ONCE: Final = 1 << 13
 
 
@@ -129,30 +149,15 @@ def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings
     return digest.hexdigest()
 
 
-def leaf_digests(
-    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None
-) -> tuple[str, ...]:
-    """Return the digest of every leaf of some rows that begin with one."""
-    return tuple(_leaf_digest(digits, offsets, arrays, ids, start) for start in range(0, len(offsets) - 1, LEAF))
-
-
-def _leaf_digest(
-    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None, start: int
-) -> str:
-    own = offsets[start : start + LEAF + 1]
-    flat = slice(int(own[0]), int(own[-1]))
-    parts = [None if values is None else values[flat] for values in arrays]
-    return rows_digest(digits, [own - own[0], *parts], None if ids is None else ids[start : start + LEAF])
-
-
-def files_digest(leaves: Iterable[Sequence[str]]) -> str:
-    """Return the digest of a log in several files, given the digests of the leaves of each."""
-    files = sorted(hashlib.sha256("".join(own).encode()).hexdigest() for own in leaves)
-    return FILES + hashlib.sha256("".join(files).encode()).hexdigest()
-
-
 def sum_of_hashes(digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: TextBytes | None) -> int:
-    """Return the sum of the hashes of some rows, modulo 2^64; the arguments are those of `leaf_digests`."""
+    """Return the sum of the hashes of some rows, modulo 2^64.
+
+    Args:
+        digits: of the Primary scores.
+        offsets: where each row begins.
+        arrays: numbers per action; None where there are none.
+        ids: of the rows.
+    """
     starts = range(0, len(offsets) - 1, _ROWS_AT_ONCE)
     return sum(_hash_sum(digits, offsets, arrays, ids, start) for start in starts) % (1 << 64)
 
@@ -170,8 +175,8 @@ def _hash_sum(
 
 def checksum(arrays: Sequence[NDArray[Any]]) -> int:
     """Return a sum over all actions, modulo 2^64, that depends on every bit of their numbers, but not on their order."""
-    starts = range(0, len(arrays[0]), LEAF)
-    return sum(_sum_of_bits([values[start : start + LEAF] for values in arrays]) for start in starts) % (1 << 64)
+    starts = range(0, len(arrays[0]), AT_ONCE)
+    return sum(_sum_of_bits([values[start : start + AT_ONCE] for values in arrays]) for start in starts) % (1 << 64)
 
 
 def _sum_of_bits(arrays: Sequence[NDArray[Any]]) -> int:

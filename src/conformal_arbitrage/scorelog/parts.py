@@ -20,7 +20,7 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Integers
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import LEAF, files_digest, leaf_digests
+from conformal_arbitrage.scorelog.digest import rows_without_order, sum_of_hashes
 from conformal_arbitrage.scorelog.log import ScoreLog, join_logs
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,
@@ -345,9 +345,9 @@ class ScorePart:
             return self.load([]), ids  # names the row, in an error
         return log.binarized() if self.binary else log, ids
 
-    def digests(self, log: ScoreLog, ids: TextBytes | None) -> tuple[str, ...]:
-        """Return the digests of its leaves, given what `load_apart` returns."""
-        return leaf_digests(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids)
+    def hash_sum(self, log: ScoreLog, ids: TextBytes | None) -> int:
+        """Return the sum of the hashes of its rows, given what `load_apart` returns."""
+        return sum_of_hashes(log.score_digits, log.offsets, (log.primary, log.guardian, log.binary), ids)
 
     def _complete(self, log: ScoreLog) -> ScoreLog:
         """Return what was read of the part, if these are as many rows as the file had when it was found."""
@@ -442,7 +442,7 @@ class ScoreParts:
             primary: the column that plays the Primary.
             guardian: the column that plays the Guardian; None if there is none.
             outcomes: list columns to read as outcomes besides `correct`.
-            rows_per_part: the most rows that are read at a time; rounded up to a multiple of 65,536.
+            rows_per_part: the most rows that are read at a time.
 
         Raises:
             ScoreLogError: there are no files, or they differ in their columns, their precision or the models that made them.
@@ -460,7 +460,7 @@ class ScoreParts:
             primary=primary,
             guardian=guardian,
             outcomes=tuple(outcomes),
-            rows_per_part=-(-rows_per_part // LEAF) * LEAF,
+            rows_per_part=rows_per_part,
         )
 
     def binarized(self) -> "ScoreParts":
@@ -525,22 +525,38 @@ class ScoreParts:
         kinds = {file.path: file.types["id"] for file in self.files}
         return ask_files(list(kinds), lambda listed: listed.repeated_id(kinds))
 
-    def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
-        """Return the digest of all files, in whichever order, from those of the leaves of each part."""
-        files: dict[str, tuple[PartFile, list[str]]] = {}
-        for part, own in sorted(digests, key=lambda pair: pair[0].first):
-            files.setdefault(part.file.path, (part.file, []))[1].extend(own)
-        return _digest(list(files.values()))
+    def digest(self, sums: Iterable[tuple[ScorePart, int]]) -> str:
+        """Return the digest of all rows, in whichever files and order, from the sums of each part's hashes.
+
+        Raises:
+            ScoreLogError: a file is a copy of another.
+        """
+        of_files = dict.fromkeys((file.path for file in self.files), 0)
+        for part, own in sums:
+            of_files[part.file.path] += own
+        return self._digest(of_files.values())
 
     def digest_of(self, log: ScoreLog) -> str:
-        """Return the digest of all files, given their rows in memory."""
-        arrays, files, first = (log.primary, log.guardian, log.binary), list[tuple[PartFile, tuple[str, ...]]](), 0
+        """Return the same, given all rows in memory."""
+        arrays, of_files, first = (log.primary, log.guardian, log.binary), list[int](), 0
         for file in self.files:
-            ids = None if log.id is None else log.id[first : first + file.rows]
-            own = log.offsets[first : first + file.rows + 1]
-            files.append((file, leaf_digests(log.score_digits, own, arrays, ids)))
-            first += file.rows
-        return _digest(files)
+            rows = slice(first, first + file.rows)
+            ids = None if log.id is None else TextBytes.of(log.id[rows])
+            of_files.append(sum_of_hashes(log.score_digits, log.offsets[rows.start : rows.stop + 1], arrays, ids))
+            first = rows.stop
+        return self._digest(of_files)
+
+    def _digest(self, of_files: Iterable[int]) -> str:
+        seen, total = dict[tuple[int, int], PartFile](), 0
+        for file, own in zip(self.files, of_files, strict=True):
+            total += own
+            other = seen.setdefault((file.rows, own % (1 << 64)), file)
+            if other is not file and file.rows >= _SURELY_COPIED:
+                raise ScoreLogError(
+                    f"{file.path} has the same {file.rows:,} rows as {other.path}, and they would count twice; leave the "
+                    "copy out, or give rows a column `id` if they only look alike"
+                )
+        return rows_without_order(len(self), total)
 
     def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
         """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
@@ -572,19 +588,6 @@ class ScoreParts:
                 "leave that option out, or calibrate on a uniform sample: ScoreParts.sample"
             )
         return join_logs([part.load() for part in self.parts()], self.source)
-
-
-def _digest(files: Sequence[tuple[PartFile, Sequence[str]]]) -> str:
-    """Return the digest of all files, given those of the leaves of each; refuse rows that are there twice."""
-    seen: dict[tuple[str, ...], PartFile] = {}
-    for file, leaves in files:
-        other = seen.setdefault(tuple(leaves), file)
-        if other is not file and file.rows >= _SURELY_COPIED:
-            raise ScoreLogError(
-                f"{file.path} has the same {file.rows:,} rows as {other.path}, and they would count twice; leave the copy "
-                "out, or give rows a column `id` if they only look alike"
-            )
-    return files_digest(leaves for _, leaves in files)
 
 
 def _selected(part: ScorePart, chosen: Integers) -> ScoreLog | None:
@@ -897,8 +900,7 @@ def as_engine(engine: "Engine | Executor | str | None", jobs: int | None = None)
 
     Args:
         engine: an engine; an executor; "threads" (the default), "processes", or the address of a Dask scheduler
-            (tcp://...) or of Spark (sc://... for Spark Connect, local[N] or spark://... for a classic session, "spark" for
-            the one that Spark's own settings describe).
+            (tcp://...).
         jobs: how many threads or processes; by default one for every core.
     """
     if isinstance(engine, Executor):
@@ -916,13 +918,15 @@ def as_engine(engine: "Engine | Executor | str | None", jobs: int | None = None)
 def _remote(address: str) -> Engine:
     if address.startswith(("tcp://", "tls://")):
         return _dask(address)
-    from conformal_arbitrage.scorelog.spark import SparkTasks, is_spark, spark_session
+    from conformal_arbitrage.scorelog.spark import is_spark
 
     if is_spark(address):
-        return SparkTasks(spark_session(address))
+        raise OptionError(
+            f"engine {address}: Spark works on its own tables, and these files are one to it: name them "
+            "table:parquet.`FOLDER` (in Python SparkTable), or take threads, processes or Dask"
+        )
     raise OptionError(
-        "engine must be threads, processes, spark, or an address of Dask (tcp://) or Spark (sc://, spark://, local[N]), and "
-        f"a database is for table:NAME; got {address!r}"
+        f"engine must be threads, processes or the address of a Dask scheduler (tcp://...); got {address!r}"
     )
 
 

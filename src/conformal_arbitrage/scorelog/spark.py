@@ -13,10 +13,6 @@ import sys
 import tempfile
 import warnings
 import zipfile
-import zlib
-
-# pyright: reportMissingImports=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -29,12 +25,12 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import checksum, rows_without_order, sum_of_hashes
+from conformal_arbitrage.scorelog.digest import checksum, rows_without_order
 from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog
 from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
 from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes
 
-# --- Spark as an engine ---
+# --- Sessions of Spark, and what they say ---
 
 
 _Result = TypeVar("_Result")
@@ -61,30 +57,6 @@ _REMEDIES: Final = {
     "FAILED_READ_FILE": "is the file complete, and has it changed since?",
     "Connection refused": "the Java machine of the session has ended; if memory was short, raise spark.driver.memory",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SparkTasks:
-    """Runs each part as a task of a Spark session."""
-
-    session: Any
-
-    def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
-        """Yield the results as they come."""
-        tasks = packed((work, list(parts)))
-
-        def run(batches: Iterator[Any]) -> Iterator[Any]:
-            return run_tasks(tasks, batches)
-
-        yield from results_of(self.session.range(0, len(parts), 1, len(parts)).mapInArrow(run, "result binary"))
-
-
-def run_tasks(tasks: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """Do the work on the parts whose numbers are in a partition, on a worker."""
-    work, parts = unpacked(tasks)
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield result_of(work, parts[number])
 
 
 def result_of(work: Callable[[ScorePart], object], part: ScorePart) -> Any:
@@ -153,16 +125,6 @@ def _reason(error: Exception) -> str:
     causes = [line for line in lines if "Error: " in line and not line.startswith("at ")]
     thrown = [line.partition("Exception: ")[2] for line in lines if line.startswith(":") and "Exception: " in line]
     return "; ".join(dict.fromkeys([*(thrown[:1] or causes[-1:] or lines[:1]), *notes[-1:]]))[:_REASON]
-
-
-def packed(value: object) -> bytes:
-    """Return a value as few bytes: the parts of a log have most in common."""
-    return zlib.compress(pickle.dumps(value), 1)
-
-
-def unpacked(data: bytes) -> Any:
-    """Return the value that bytes stand for."""
-    return pickle.loads(zlib.decompress(data))
 
 
 def is_spark(address: str) -> bool:
@@ -284,11 +246,6 @@ class TableBatch(ScorePart):
         ids = _text_bytes(self.rows.column("id")) if "id" in self.rows.column_names else None
         return self.load([], ids=ids is not None and ids.has_empty()), ids
 
-    def digests(self, log: ScoreLog, ids: TextBytes | None) -> tuple[str, ...]:
-        """Return the sum of the hashes of its rows, given what `load_apart` returns."""
-        arrays = (log.primary, log.guardian, log.binary)
-        return (f"{sum_of_hashes(log.score_digits, log.offsets, arrays, ids):x}",)
-
 
 def _batch(
     file: PartFile,
@@ -350,7 +307,7 @@ def _floats(column: Any) -> Floats:
 
 def run_batches(task: bytes, batches: Iterable[Any]) -> Iterator[Any]:
     """Do the work on the rows of a partition, on a worker."""
-    work, template = unpacked(task)
+    work, template = pickle.loads(task)
     return (result_of(_Counted(work), part) for part in _parts_of(template, batches))
 
 
@@ -494,9 +451,9 @@ class SparkTable:
         with spark_errors(f"{self.source}: cannot be read"):
             return f"{counted.orderBy('id').limit(1).collect()[0][0]!r} is the id of more than one row"
 
-    def digest(self, digests: Iterable[tuple[ScorePart, Sequence[str]]]) -> str:
-        """Return the digest of all rows, in whichever order, from those of its batches."""
-        return rows_without_order(len(self), sum(int(one, 16) for _, own in digests for one in own))
+    def digest(self, sums: Iterable[tuple[ScorePart, int]]) -> str:
+        """Return the digest of all rows, in whichever order, from the sums of each batch's hashes."""
+        return rows_without_order(len(self), sum(own for _, own in sums))
 
     def gather(self, reason: str) -> NoReturn:
         """Refuse to put all rows together in memory."""
@@ -511,7 +468,7 @@ class SparkTable:
         Raises:
             EngineError: the rows are not those of an earlier pass.
         """
-        task = packed((work, self._template()))
+        task = pickle.dumps((work, self._template()))
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
             return run_batches(task, batches)

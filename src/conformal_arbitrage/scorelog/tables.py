@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import Bools, Floats, Integers, Scalar, digits_of, numbers_or_none
+from conformal_arbitrage.core.exact import Bools, Floats, Integers, Scalar, digits_of, flat_positions, numbers_or_none
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ class TextBytes:
         """Return the texts as one array."""
         array = np.empty(len(self), np.dtypes.StringDType())
         for start, block in self._blocks():
-            array[start : start + len(block)] = block._few(block._words())
+            array[start : start + len(block)] = block._few(block.words())
         return array
 
     def ids(self) -> tuple[Strings, bool]:
         """Return the texts as one array, and whether they are surely distinct and none is empty; see `hash_keys`."""
         array, keys = np.empty(len(self), np.dtypes.StringDType()), np.zeros(len(self), np.uint64)
         for start, block in self._blocks():
-            words = block._words()
+            words = block.words()
             array[start : start + len(block)] = block._few(words)
             if words is not None:
                 keys[start : start + len(block)] = _keys(words)
@@ -86,13 +86,29 @@ class TextBytes:
         n^2 / 2^65; they are not surely distinct then. Texts without words have key 0, which says nothing.
         """
         for _, block in self._blocks():
-            words = block._words()
+            words = block.words()
             yield np.zeros(len(block), np.uint64) if words is None else _keys(words)
 
     def each(self) -> list[bytes]:
         """Return the bytes of each text by itself."""
         raw, bounds = self._own().tobytes(), (self.bounds - self.bounds[0]).tolist()
         return [raw[start:stop] for start, stop in pairwise(bounds)]
+
+    @classmethod
+    def of(cls, texts: Strings) -> "TextBytes":
+        """Return the bytes of some texts."""
+        each = [text.encode() for text in texts.tolist()]
+        return cls(np.frombuffer(b"".join(each), np.uint8), np.cumsum([0, *map(len, each)]))
+
+    def some(self, chosen: Bools) -> "TextBytes":
+        """Return some of the texts."""
+        sizes = np.diff(self.bounds)[chosen]
+        return TextBytes(self.data[flat_positions(self.bounds[:-1][chosen], sizes)], np.cumsum([0, *sizes.tolist()]))
+
+    def has_words(self) -> Bools:
+        """Return which texts can be laid out in words; see `words`."""
+        zeros = np.concatenate([[0], np.cumsum(self.data == 0)])[self.bounds]
+        return (np.diff(self.bounds) <= _LONGEST) & (np.diff(zeros) == 0)
 
     def has_empty(self) -> bool:
         """Return whether any text is empty."""
@@ -116,7 +132,7 @@ class TextBytes:
         """Yield texts that fit the processor's cache, and the number of the first."""
         return ((start, self[start : start + _AT_ONCE]) for start in range(0, len(self), _AT_ONCE))
 
-    def _words(self) -> NDArray[np.uint64] | None:
+    def words(self) -> NDArray[np.uint64] | None:
         """Return the bytes of each text, filled up with zeros to whole words; None if one is long or has a zero in it."""
         left, own = np.diff(self.bounds), self._own()
         longest = int(left.max())
