@@ -43,7 +43,7 @@ def test_a_standing_is_the_one_that_a_gateway_shows(store):
 def test_an_alarm_stands_and_a_policy_without_audits_is_blind(here):
     async def work():
         await fill(here)
-        version = await here.install("quiet", certificate().to_dict(), by="configuration")
+        version = await here.run(policies.install, "quiet", certificate().to_dict(), by="configuration")
         [quiet, _] = await read_standings(here, CONFIG, now=time.time())
         assert (quiet.ledger.key.policy, quiet.state, quiet.blind_decisions) == ("quiet", "blind", None)
         assert version.version == 1
@@ -88,14 +88,16 @@ def test_a_history_has_every_ledger_and_every_event(here):
 def test_an_alarm_counts_from_its_time_on(here):
     async def work():
         now = time.time()
-        version = await here.install("support", certificate(confidence=0.95).to_dict(), by="configuration")
+        version = await here.run(
+            policies.install, "support", certificate(confidence=0.95).to_dict(), by="configuration"
+        )
         key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
         await draw_rows(here, losses(300, 0.03, 1), key=key, start=now - 20 * DAY, stop=now - DAY)
         alarm = AlarmBody(
             version=1, lifts=0, identities_sha256=MODELS, cause="failing audits", audits=300, known=300, missing=0,
             line=0.05, log_evidence=4.0,
         )  # fmt: skip
-        assert await here.raise_alarm("support", alarm)
+        assert await here.run(policies.raise_alarm, "support", alarm)
         [before] = await read_standings(here, CONFIG, now=now - 60)
         [after] = await read_standings(here, CONFIG, now=time.time() + 1)
         assert (before.state, before.mode, before.alarm) == ("no evidence", "enforce", None)

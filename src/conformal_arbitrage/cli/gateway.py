@@ -9,14 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 from msgspec import structs
 from msgspec.structs import asdict
 
-from conformal_arbitrage import gateway
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import (
     ProgressBar,
@@ -32,9 +31,6 @@ from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estim
 from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, score_log_of, write_record_parts
 from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
 from conformal_arbitrage.errors import ConfigError, DamagedError, OutputError, StoreError
-from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
-from conformal_arbitrage.gateway.gateway import KEY_VARIABLE, example_call, example_note
-from conformal_arbitrage.gateway.server import Preparation, identities_of, prepare, secret_of
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.database import database_of, existing_secret
@@ -46,6 +42,10 @@ from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, o
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
+
+# Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.server import Preparation
 
 # --- serve, keys and records ---
 
@@ -66,6 +66,9 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
     arbitrage serve
     arbitrage serve --no-migrate                  one of several, after `arbitrage records migrate`
     """
+    from conformal_arbitrage import gateway
+    from conformal_arbitrage.gateway.gateway import KEY_VARIABLE, example_call, example_note
+
     configuration = read_config(config)
     configured = configuration.gateway
     listening = structs.replace(
@@ -85,6 +88,8 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
 
 async def _has_keys(store: Store) -> bool:
     """Tell whether calls will need a key, that of the environment included."""
+    from conformal_arbitrage.gateway.auth import FIRST_KEY
+
     return bool(os.environ.get(FIRST_KEY) or await store.run(stored_keys.list_all))
 
 
@@ -126,6 +131,8 @@ def keys_create_command(
         raise click.UsageError(f"there is no policy {unknown[0]!r} in {config}; add [policies.{unknown[0]}]")
     ends = None if expires is None else time.time() + expires * 86400
 
+    from conformal_arbitrage.gateway.auth import new_key
+
     key, sha256 = new_key()
     id = new_id()
 
@@ -160,6 +167,8 @@ def keys_generate_command(*, as_json: bool) -> None:
     arbitrage keys generate
     ARBITRAGE_ADMIN_KEY_SHA256=... arbitrage serve --host 0.0.0.0
     """
+    from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
+
     key, sha256 = new_key()
     if as_json:
         print_json({"key": key, "sha256": sha256})
@@ -391,6 +400,8 @@ def records_export_command(
         raise click.UsageError(f"--rows-per-file is for a folder of files: give -o {output}/")
     configuration = read_config(config)
     known = policy in configuration.policies
+    from conformal_arbitrage.gateway.server import identities_of, secret_of
+
     identities = identities_of(configuration, policy) if known else None
     wanted = LookingPart(secret_of(configuration).keys).is_unseen if unseen else None
     window = TimeWindow(since=since, until=until, wanted=wanted)
@@ -587,6 +598,8 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
     \b
     arbitrage records migrate
     """
+    from conformal_arbitrage.gateway.server import prepare
+
     done = asyncio.run(prepare(read_config(config)))
     if as_json:
         print_json(_document(done))
@@ -602,7 +615,7 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
         click.echo(f"Installed: version {version.version} of policy {version.name}")
 
 
-def _document(done: Preparation) -> dict[str, object]:
+def _document(done: "Preparation") -> dict[str, object]:
     schema = {"before": done.schema.before, "version": done.schema.version, "readable_by": done.schema.readable_by}
     return {
         "schema": schema,
@@ -818,6 +831,8 @@ def renew_command(
 
 def _target(config: str, policy: str) -> RenewablePolicy:
     """Return the policy with the identities of its models, and the project's secret."""
+    from conformal_arbitrage.gateway.server import identities_of
+
     configuration = read_config(config)
     identities = identities_of(configuration, policy)
     secret = existing_secret(configuration)

@@ -58,6 +58,7 @@ COMMANDS = {
 """What the help shows, by section: each command's place in this package, and a line about it."""
 
 _NOBODY_READS = 141
+_OF_GATEWAY = {"starlette", "uvicorn", "uvloop", "httptools", "prometheus_client", "jinja2"}
 
 
 class _Commands(click.Group):
@@ -68,19 +69,23 @@ class _Commands(click.Group):
         return [name for section in COMMANDS.values() for name in section]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a command.
-
-        Raises:
-            ClickException: a package that it needs is not installed.
-        """
+        """Load a command."""
         places = {name: place for section in COMMANDS.values() for name, (place, _) in section.items()}
         if cmd_name not in places:
             return None
         module, _, function = places[cmd_name].partition(":")
+        return getattr(import_module(f"conformal_arbitrage.cli.{module}"), function)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command.
+
+        Raises:
+            ClickException: it needs the extra of the gateway, which is not installed.
+        """
         try:
-            return getattr(import_module(f"conformal_arbitrage.cli.{module}"), function)
+            return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            if error.name is not None and error.name.startswith("conformal_arbitrage"):
+            if error.name is None or error.name.partition(".")[0] not in _OF_GATEWAY:
                 raise
             raise click.ClickException(
                 f"the gateway needs its extra, which has {error.name}: run `pip install '.[gateway]'` in a clone"
