@@ -108,7 +108,7 @@ def essays(home: Path) -> None:
     """Add a policy in free text, whose Primary is never sure enough, and a key that sees the metrics."""
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
-    from conformal_arbitrage.gateway.server import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.live.database import database_of
     from conformal_arbitrage.store import open_store

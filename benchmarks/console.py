@@ -33,7 +33,7 @@ from tests.gateway.people import PeopleHouse
 from tests.store.facts import LEG
 
 from conformal_arbitrage.gateway import console
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.models.port import fingerprint

@@ -187,7 +187,7 @@ def prepared(folder: Path, url: str, database: str | None = None) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
-    from conformal_arbitrage.gateway.server import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.live.database import open_record
 

@@ -28,7 +28,7 @@ from benchmarks.soak import Upstream, every_record, scores_of, write_config
 from tests.gateway.durability import LOST, SECRET, Gateway, chat_request, decision_request, ids_in, named_in
 
 from conformal_arbitrage import Certificate, ScoreLog, calibrate
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import DecisionRecord, open_store
 

@@ -34,7 +34,7 @@ from tests.gateway.durability import (
 
 from conformal_arbitrage import Certificate, ScoreLog, calibrate
 from conformal_arbitrage.collecting.records import score_log_of
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import DecisionRecord, Store, integrity, open_store, pages
 

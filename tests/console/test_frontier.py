@@ -9,7 +9,7 @@ from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.options import STOPS
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import BUDGETS, LOOKING_SHARE, LookingPart
-from conformal_arbitrage.gateway.server import secret_of
+from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.store import events, new_id, policies
 from tests.console.filled import Visit
 from tests.console.test_browser import violations

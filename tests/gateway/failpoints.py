@@ -17,10 +17,10 @@ from pathlib import Path
 import aiohttp
 
 from conformal_arbitrage.cli import main
-from conformal_arbitrage.gateway import server, webhooks  # noqa: F401 - imported once, for all children
+from conformal_arbitrage.gateway import jobs, server  # noqa: F401 - imported once, for all children
+from conformal_arbitrage.gateway.jobs import WebhookSender
 from conformal_arbitrage.gateway.people import VoteCounter
 from conformal_arbitrage.gateway.requests import Attempt
-from conformal_arbitrage.gateway.webhooks import WebhookSender
 from conformal_arbitrage.store import Store, reviews
 from tests.gateway.durability import SECRET
 
@@ -139,7 +139,7 @@ def _serve(config, folder, environment, doomed, writer):
     os.dup2(writer.fileno(), 1)
     with Path(config).with_suffix(".log").open("ab") as errors:
         os.dup2(errors.fileno(), 2)
-    webhooks.PAUSE = 0.05
+    jobs.WEBHOOKS_EVERY = 0.05
     (_plant if doomed else _let_wait)(Fuse(folder))
     sys.stdout = os.fdopen(1, "w")
     sys.argv = ["arbitrage", "serve", "--config", str(config), "--port", "0"]

@@ -14,9 +14,9 @@ import uvicorn
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.gateway import application
-from conformal_arbitrage.gateway.connections import Connections, ServerSettings
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.server import Connections, ServerSettings
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.store import keys, new_id, pages
@@ -160,10 +160,10 @@ class House:
 
     async def _serve(self, ready):
         metrics = Metrics()
-        async with application(self.config, self.lines.append, metrics, lambda: self.clock()) as app:
-            settings = ServerSettings(app, Connections(self.config.gateway, metrics))
+        async with application(self.config, self.lines.append, metrics, lambda: self.clock()) as gateway:
+            settings = ServerSettings(gateway.app, Connections(self.config.gateway, metrics))
             settings.port, settings.timeout_graceful_shutdown = 0, 5
-            self.app, self._server = app, uvicorn.Server(settings)
+            self.app, self._server = gateway.app, uvicorn.Server(settings)
             serving = asyncio.ensure_future(self._server.serve(self._listening))
             while not self._server.started and not serving.done():
                 await asyncio.sleep(0.005)

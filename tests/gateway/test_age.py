@@ -62,7 +62,7 @@ def test_a_bad_age_is_refused(house):
 
 @pytest.mark.parametrize("at_expiry", ["none", "shadow"])
 def test_so_many_decisions_end_the_promise_and_a_restart_does_not_count_anew(house, at_expiry, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.background.COUNT_EVERY", 0.1)
+    monkeypatch.setattr("conformal_arbitrage.gateway.jobs.COUNT_EVERY", 0.1)
     gateway = house(policy={"max_decisions": 6, "at_expiry": at_expiry})
     gateway.decide({**DECISION, "questions": [QUESTION] * 3})
     until(lambda: monitor(gateway)["age"]["decisions"] == 3, 60)

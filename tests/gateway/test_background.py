@@ -6,12 +6,12 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from conformal_arbitrage.gateway.background import Background
+from conformal_arbitrage.gateway.jobs import Background
 
 
 @pytest.fixture
 def background(monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.background.PAUSE", 0.02)
+    monkeypatch.setattr("conformal_arbitrage.gateway.jobs.RESTART_AFTER", 0.02)
     return Background(Counter("failures", "Failures", ["work"], registry=CollectorRegistry()))
 
 

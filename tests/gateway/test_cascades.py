@@ -11,7 +11,7 @@ from conformal_arbitrage.calibration.cascade import PathCertificate, calibrate_c
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.records import cascade_log_of
 from conformal_arbitrage.errors import OptionError, StoreError
-from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.gateway.house import House, error_of, hanging, until

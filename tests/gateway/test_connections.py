@@ -15,7 +15,7 @@ import requests
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.chat import event_stream
-from conformal_arbitrage.gateway.connections import group_of
+from conformal_arbitrage.gateway.server import group_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.endpoint import Assembly, events
 from tests.gateway.durability import Gateway, write_config
@@ -397,7 +397,7 @@ def test_a_full_gateway_closes_those_that_idle_longest_and_never_a_request(house
 @pytest.mark.proof
 def test_the_limit_on_open_files_is_raised_for_connections_or_they_are_fewer():
     code = (
-        "import resource; from conformal_arbitrage.gateway.connections import descriptors_for; "
+        "import resource; from conformal_arbitrage.gateway.server import descriptors_for; "
         "from conformal_arbitrage.live.config import GatewayConfig; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard})); "
         "print(descriptors_for(GatewayConfig(max_connections=500, max_in_flight=100)), "

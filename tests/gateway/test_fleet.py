@@ -15,8 +15,8 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError, StaleCalibrationError, StoreError
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.gateway.auth import FIRST_KEY, admit_first_key, new_key
+from conformal_arbitrage.gateway.gateway import prepare
 from conformal_arbitrage.gateway.policies import install_files
-from conformal_arbitrage.gateway.server import prepare
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import PostgresStore, open_store, policies
 from conformal_arbitrage.store import keys as stored_keys

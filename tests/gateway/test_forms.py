@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, DECISION, MENU, error_of, failing, says
 from tests.scripted import scores

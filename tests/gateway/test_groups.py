@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import CertificateError, OptionError, ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, DECISION, MENU, House, failing, votes
 

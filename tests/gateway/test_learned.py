@@ -8,7 +8,7 @@ import pytest
 from conformal_arbitrage import Certificate, Features, ScoreLog, Usage, calibrate
 from conformal_arbitrage.calibration.learned import text_embedding
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.live import binding
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import MENU, House, error_of, votes

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.gateway.server import secret_of
+from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, failing, says, until, votes
@@ -394,7 +394,7 @@ def test_red_stands_at_alpha_if_the_policy_says_so(house):
 
 def test_a_high_probability_certificate_says_so_in_answers(house):
     from conformal_arbitrage import calibrate
-    from conformal_arbitrage.gateway.server import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 
     gateway = house(policy=AUDITED)
     rows = [[0.9, 0.1, 0.0]] * 300 + [[0.6, 0.3, 0.1]] * 100

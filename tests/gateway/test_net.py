@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import ledger as stored_ledger
 from tests.gateway.house import DECISION, QUESTION, UNSURE, House, failing, until, votes

@@ -9,7 +9,7 @@ import pytest
 
 from conformal_arbitrage import Certificate, ScoreLog
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import (
     DECISION,

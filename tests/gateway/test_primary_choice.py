@@ -78,7 +78,7 @@ def test_a_certificate_of_people_who_did_not_see_it_is_refused(shown):
 
 
 def hidden_identities(gate):
-    from conformal_arbitrage.gateway.server import identities_of
+    from conformal_arbitrage.gateway.gateway import identities_of
 
     identities = identities_of(gate.config, "support")
     assert identities["guardian"]["primary_choice"] == "shown"

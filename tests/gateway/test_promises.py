@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
-from conformal_arbitrage.gateway.server import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.monitoring import limits
 from conformal_arbitrage.monitoring.limits import LossSums

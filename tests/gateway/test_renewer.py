@@ -12,10 +12,10 @@ from conformal_arbitrage import Certificate, ScoreLog, calibrate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway import renewer as module
+from conformal_arbitrage.gateway import jobs
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.jobs import Renewer
 from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
-from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import read_config
@@ -187,7 +187,7 @@ def test_the_gateway_tightens_by_itself_while_losses_make_it_amber(tmp_path):
 
 
 def test_the_running_gateway_looks_at_its_schedule(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "RENEW_EVERY", 0.05)
+    monkeypatch.setattr(jobs, "RENEW_EVERY", 0.05)
     looks = []
 
     async def look(self, watcher):

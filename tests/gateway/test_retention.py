@@ -17,7 +17,7 @@ KEY = {"Idempotency-Key": "order-17"}
 
 
 def test_decisions_are_removed_after_retain_days_except_those_with_an_open_audit(home, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.gateway.background.PRUNE_EVERY", 0.2)
+    monkeypatch.setattr("conformal_arbitrage.gateway.jobs.PRUNE_EVERY", 0.2)
     gateway = home(gateway={"retain_days": 2e-5}, guardian=hanging, policy={"audit_rate": 1.0, "content": "full"})
     kept = gateway.decide().headers["x-arbitrage-decision-id"]
     where = database_of(gateway.config)

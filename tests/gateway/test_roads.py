@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import StaleCalibrationError
-from conformal_arbitrage.gateway.server import secret_of
+from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.models import rendering
 from conformal_arbitrage.store.record import MenuQuestion, decode_question, encode
 from conformal_arbitrage.types import Query

@@ -10,8 +10,8 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.collecting.records import SessionTurn, session_log
 from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.gateway.policies import check_policies
-from conformal_arbitrage.gateway.server import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, House, chunks, error_of, failing, says, until
 from tests.gateway.test_modes import command

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from tests.gateway.house import CHAT, MENU, chunks, error_of, says
 
 AS_REQUESTED = {"settings": "as requested"}

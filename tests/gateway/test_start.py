@@ -177,7 +177,7 @@ def test_the_printed_call_of_models_behind_endpoints_works(house, form):
 
 
 def test_where_people_answer_the_printed_call_says_where_and_can_be_sent_again(house):
-    from conformal_arbitrage.gateway.gateway import example_call, example_note
+    from conformal_arbitrage.cli.serve import example_call, example_note
 
     config = house(PeopleHouse, primary=votes(*UNSURE), review={"wait": 20.0}).config
     assert "-H 'Idempotency-Key: first'" in example_call(config, "http://here", keyed=False)
@@ -188,7 +188,7 @@ def test_where_people_answer_the_printed_call_says_where_and_can_be_sent_again(h
 
 
 def test_a_policy_with_two_models_is_tried_before_one_with_people(house):
-    from conformal_arbitrage.gateway.gateway import example_call, example_note
+    from conformal_arbitrage.cli.serve import example_call, example_note
 
     gate = house(PeopleHouse, primary=votes(*UNSURE))
     text = (
@@ -230,14 +230,14 @@ def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(
     ],
 )
 def test_serve_says_that_rows_without_answers_can_never_be_graded(house, policy, warned):
-    from conformal_arbitrage.gateway.gateway import start_notes
+    from conformal_arbitrage.gateway.server import start_notes
 
     notes = start_notes(house(form="text", guardian=says("theirs"), policy=policy).config)
     assert [("can never be graded" in note, 'content = "full"' in note) for note in notes] == [(True, True)] * warned
 
 
 def test_menus_need_no_answers_to_be_graded(house):
-    from conformal_arbitrage.gateway.gateway import start_notes
+    from conformal_arbitrage.gateway.server import start_notes
 
     assert start_notes(house(policy={"mode": "shadow"}).config) == []
 

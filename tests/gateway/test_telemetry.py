@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway import server
+from conformal_arbitrage.gateway import gateway
 from tests.gateway.durability import ROOT
 from tests.gateway.house import CHAT, DECISION, UNSURE, failing, says, votes
 from tests.scripted import Stream, chunk, ending, sse
@@ -164,4 +164,4 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     monkeypatch.delitem(sys.modules, "conformal_arbitrage.gateway.telemetry", raising=False)
     with pytest.raises(ConfigError, match=r"otel = true needs opentelemetry\S*: run `pip install '\.\[otel\]'`"):
-        server._telemetry()
+        gateway._telemetry()

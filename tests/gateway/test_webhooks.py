@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway import webhooks as sending
+from conformal_arbitrage.gateway import jobs as sending
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.webhook import WebhookEndpoint, signing_keys
@@ -41,14 +41,14 @@ def secret(monkeypatch):
 def at_once(monkeypatch):
     """Retries without a pause."""
     monkeypatch.setattr(sending, "DELAYS", (0.01,) * len(sending.DELAYS))
-    monkeypatch.setattr(sending, "PAUSE", 0.05)
+    monkeypatch.setattr(sending, "WEBHOOKS_EVERY", 0.05)
 
 
 @pytest.fixture
 def by_hand(monkeypatch):
     """No retry before the test makes it due."""
     monkeypatch.setattr(sending, "DELAYS", (86400.0,) * len(sending.DELAYS))
-    monkeypatch.setattr(sending, "PAUSE", 0.05)
+    monkeypatch.setattr(sending, "WEBHOOKS_EVERY", 0.05)
 
 
 def shown_in(gateway, *figures):
@@ -143,7 +143,7 @@ def test_a_message_is_given_up_in_the_end(house, at_once, caplog):
 
 
 def test_a_receiver_that_is_gone_gets_no_more_of_what_waits(house, by_hand, monkeypatch, caplog):
-    monkeypatch.setattr(sending, "AT_ONCE", 1)
+    monkeypatch.setattr(sending, "WEBHOOKS_AT_ONCE", 1)
     status = [503]
     with Receiver(lambda *_: status[0]) as receiver:
         gateway = house(**told(receiver))

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
-from conformal_arbitrage.gateway.server import identities_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from tests.real_model.test_smollm2 import CHAT, arbitrage
 

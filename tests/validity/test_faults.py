@@ -124,9 +124,8 @@ async def send(gateway, world, question, key=None):
 
     request_body = {"type": "choice", "instructions": "Which?", "choices": [{"value": action} for action in ACTIONS]}
     body = msgspec.json.encode({"model": "p", "input": question, "questions": [request_body]})
-    headers = {} if key is None else {b"idempotency-key": key.encode()}
-    scope = {"type": "http", "method": "POST", "headers": [], "arbitrage.caller": Caller("k", "call")}
-    request = Incoming({**scope, "arbitrage.headers": headers}, receive, None, body)
+    scope = {"type": "http", "method": "POST", "headers": []}
+    request = Incoming(scope, receive, None, caller=Caller("k", "call"), content=body, idempotency_key=key)
     try:
         reply = await gateway.decisions(request)
     except (GuardianError, QuotaError, RequestError):

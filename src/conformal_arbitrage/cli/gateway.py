@@ -1,8 +1,7 @@
-"""Commands of the gateway: serve, keys, records, policies, webhooks, renew."""
+"""Commands beside a gateway: keys, records, policies, webhooks, renew."""
 
 import asyncio
 import base64
-import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from msgspec import structs
 from msgspec.structs import asdict
 
 from conformal_arbitrage.cli import options
@@ -45,52 +43,9 @@ from conformal_arbitrage.store.integrity import Head
 
 # Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.
 if TYPE_CHECKING:
-    from conformal_arbitrage.gateway.server import Preparation
+    from conformal_arbitrage.gateway.gateway import Preparation
 
-# --- serve, keys and records ---
-
-
-@click.command("serve")
-@options.config_file
-@click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: as configured]")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.  [default: as configured]"
-)
-@click.option(
-    "--no-migrate", is_flag=True, help="Change neither tables nor versions at start; `records migrate` has done it."
-)
-def serve_command(*, config: str, host: str | None, port: int | None, no_migrate: bool) -> None:
-    """Serve the policies of a configuration over an OpenAI-compatible API.
-
-    \b
-    arbitrage serve
-    arbitrage serve --no-migrate                  one of several, after `arbitrage records migrate`
-    """
-    from conformal_arbitrage import gateway
-    from conformal_arbitrage.gateway.gateway import KEY_VARIABLE, example_call, example_note
-
-    configuration = read_config(config)
-    configured = configuration.gateway
-    listening = structs.replace(
-        configured, host=host or configured.host, port=configured.port if port is None else port
-    )
-    keyed = bool(options.with_store(config, _has_keys, migrating=not no_migrate))
-
-    def announce(url: str) -> None:
-        attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
-        click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
-        if (note := example_note(configuration, url)) is not None:
-            click.echo(f"{wrapped(note)}\n")
-        click.echo(f"The console is at {url}/console.\n")
-
-    gateway.run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)
-
-
-async def _has_keys(store: Store) -> bool:
-    """Tell whether calls will need a key, that of the environment included."""
-    from conformal_arbitrage.gateway.auth import FIRST_KEY
-
-    return bool(os.environ.get(FIRST_KEY) or await store.run(stored_keys.list_all))
+# --- keys and records ---
 
 
 @click.group("keys", cls=options.WrappingGroup)
@@ -400,7 +355,7 @@ def records_export_command(
         raise click.UsageError(f"--rows-per-file is for a folder of files: give -o {output}/")
     configuration = read_config(config)
     known = policy in configuration.policies
-    from conformal_arbitrage.gateway.server import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 
     identities = identities_of(configuration, policy) if known else None
     wanted = LookingPart(secret_of(configuration).keys).is_unseen if unseen else None
@@ -598,7 +553,7 @@ def records_migrate_command(*, config: str, as_json: bool) -> None:
     \b
     arbitrage records migrate
     """
-    from conformal_arbitrage.gateway.server import prepare
+    from conformal_arbitrage.gateway.gateway import prepare
 
     done = asyncio.run(prepare(read_config(config)))
     if as_json:
@@ -831,7 +786,7 @@ def renew_command(
 
 def _target(config: str, policy: str) -> RenewablePolicy:
     """Return the policy with the identities of its models, and the project's secret."""
-    from conformal_arbitrage.gateway.server import identities_of
+    from conformal_arbitrage.gateway.gateway import identities_of
 
     configuration = read_config(config)
     identities = identities_of(configuration, policy)

@@ -39,7 +39,7 @@ COMMANDS = {
     },
     "Run": {
         "ask": ("models:ask_command", "Make one live decision: who decided, why, and at what cost."),
-        "serve": ("gateway:serve_command", "Serve policies over an OpenAI-compatible API."),
+        "serve": ("serve:serve_command", "Serve policies over an OpenAI-compatible API."),
         "monitor": ("monitor:monitor_command", "Show the loss of audited decisions against alpha."),
         "report": ("monitor:report_command", "Write a month of a policy as one HTML page."),
         "renew": ("gateway:renew_command", "Calibrate a policy again on its schedule, and install it."),

@@ -1,154 +1,78 @@
-"""The gateway: its composition, its jobs in the background, and what it prints at start."""
+"""The composition of a gateway: what it opens, its routes, and its jobs in the background."""
 
 import asyncio
 import json
-import shlex
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.errors import RequestError, StoreError
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.errors import ArbitrageError, ConfigError, RequestError, StoreError
 from conformal_arbitrage.gateway.api import MonitorRoutes, RecordRoutes, ReviewRoutes, WebhookTests, schema
 from conformal_arbitrage.gateway.audits import Auditor, GradingFeed
-from conformal_arbitrage.gateway.auth import Authenticator, is_loopback
-from conformal_arbitrage.gateway.background import Background, Housekeeper
-from conformal_arbitrage.gateway.console.app import Console
-from conformal_arbitrage.gateway.console.render import ConsoleParts, Doorkeeper, Pages
-from conformal_arbitrage.gateway.decider import Decider
+from conformal_arbitrage.gateway.auth import Authenticator, admit_first_key, check_binding, is_loopback
+from conformal_arbitrage.gateway.decider import Decider, calls_limit, spending_limit
 from conformal_arbitrage.gateway.http import (
     AccessLog,
-    Authenticated,
-    ErrorReplies,
+    Endpoint,
     Handler,
     Incoming,
     Refresher,
     RequestLimits,
-    RunHandler,
     Shortcut,
     error_document,
+    error_response,
     json_response,
 )
+from conformal_arbitrage.gateway.jobs import Background, Housekeeper, Renewer, WebhookSender
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.people import ReviewQueue, VoteCounter
-from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, certificate_file
-from conformal_arbitrage.gateway.renewer import Renewer
+from conformal_arbitrage.gateway.policies import (
+    LivePolicy,
+    PolicyTable,
+    check_policies,
+    check_spending,
+    identities_of_pair,
+    pairs_of,
+)
 from conformal_arbitrage.gateway.requests import DecisionRoutes
 from conformal_arbitrage.gateway.watcher import Watcher
-from conformal_arbitrage.gateway.webhooks import WebhookSender
+from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config, GatewayConfig
+from conformal_arbitrage.live.database import database_of, existing_secret, open_record
 from conformal_arbitrage.live.people import review_terms
+from conformal_arbitrage.live.webhooks import webhooks_of
+from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
-from conformal_arbitrage.models.wrappers import Breaker
-from conformal_arbitrage.store import keys, outbox
+from conformal_arbitrage.store import integrity, keys, outbox
 from conformal_arbitrage.store import reviews as stored_reviews
 from conformal_arbitrage.store.keys import Scope
-from conformal_arbitrage.store.session import Store
+from conformal_arbitrage.store.policies import PolicyVersion
+from conformal_arbitrage.store.session import Store, StoreSchema
 
-# --- Advice for whoever starts a gateway ---
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.telemetry import Telemetry
 
-
-KEY_VARIABLE = "ARBITRAGE_KEY"
-"""The shell variable that the printed call takes an API key from."""
-
-
-def example_call(config: Config, url: str, *, keyed: bool) -> str:
-    """Return a shell command that asks the first policy whose Guardian is a model, or else the first, what it can answer.
-
-    One that people may have to answer carries a key, so that the same call again waits for the same review.
-
-    Args:
-        config: the whole configuration.
-        url: where the gateway listens.
-        keyed: whether calls need an API key.
-    """
-    policy = _example_policy(config)
-    path, body = _example_request(config, policy)
-    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
-    again = " -H 'Idempotency-Key: first'" if review_terms(config, policy) is not None else ""
-    data = shlex.quote(json.dumps(body, ensure_ascii=False))
-    return f"curl {url}{path} -H 'Content-Type: application/json'{key}{again} -d {data}"
-
-
-def example_note(config: Config, url: str) -> str | None:
-    """Return what to know of the printed call: that people answer it, and where; None if a model does."""
-    terms = review_terms(config, _example_policy(config))
-    if terms is None:
-        return None
-    return (
-        f"The Guardian is the team {terms.name!r}: what goes to it waits at {url}/console/review for somebody to answer. "
-        f"The call is held for {terms.settings.wait:g} s; sent again as it is, it waits for the same answer."
-    )
-
-
-def _example_policy(config: Config) -> str:
-    models = (name for name in config.policies if review_terms(config, name) is None)
-    return next(models, next(iter(config.policies)))
-
-
-def _example_request(config: Config, policy: str) -> tuple[str, Mapping[str, Any]]:
-    if config.form_of(policy) == "text":
-        return "/v1/chat/completions", {"model": policy, "messages": [{"role": "user", "content": "Name a colour."}]}
-    question, size = _recorded_question(config, policy) or ("Which of these is a colour?", _menu_size(config, policy))
-    names = ["red", "seven", *(f"option {place}" for place in range(3, size + 1))][:size]
-    choices = [{"value": name} for name in names]
-    choice = {"type": "choice", "instructions": "Which?", "choices": choices}
-    return "/v1/decisions", {"model": policy, "input": question, "questions": [choice]}
-
-
-def _recorded_question(config: Config, policy: str) -> tuple[str, int] | None:
-    """Return the id of a question that every model which replays a record has, and its size; None if none replays."""
-    folder = Path(config.folder)
-    pair = (config.section(config.section_of(policy, role)) for role in ROLES)
-    records = [menus for one in pair if (menus := one.recorded_menus(folder)) is not None]
-    if not records:
-        return None
-    shared = (name for name in records[0] if all(name in menus for menus in records))
-    name = next(shared, None)
-    return None if name is None else (name, max(menus[name] for menus in records))
-
-
-def _menu_size(config: Config, policy: str) -> int:
-    """Return the size of a menu that the policy's certificate covers."""
-    name = config.policies[policy].certificate
-    fewest = None if name is None else _fewest_actions(Path(config.folder) / name)
-    return max(2, fewest or 2)
-
-
-def _fewest_actions(path: Path) -> int | None:
-    certificate = certificate_file(path)
-    return certificate.fewest_actions if isinstance(certificate, Certificate) else None
-
-
-def start_notes(config: Config) -> list[str]:
-    """Return what the configuration can never do, in words."""
-    return [
-        f'policy {name}: free text with content = "{policy.content}" keeps no answers, so its rows can never be graded or '
-        f'calibrated on; set content = "full" in [policies.{name}]'
-        for name, policy in config.policies.items()
-        if config.form_of(name) == "text"
-        and policy.content != "full"
-        and (policy.mode == "shadow" or policy.audit_rate > 0)
-    ]
-
-
-# --- Drain ---
-
-
+Log = Callable[[bytes], None]
+_DECIDING = ("/v1/chat/completions", "/v1/decisions", "/v1/responses")
+_READY_SECONDS = 0.8
 _BEYOND_LOOPBACK = 5.0
+
+
+def unlogged(_: bytes) -> None:
+    """Drop a line of the log."""
 
 
 class Drain:
@@ -189,114 +113,173 @@ class Drain:
             raise RequestError("the gateway is about to stop; send requests elsewhere", status=503, code="draining")
 
 
-# --- create_app ---
+@asynccontextmanager
+async def application(
+    config: Config,
+    log: Log = unlogged,
+    metrics: Metrics | None = None,
+    clock: Callable[[], float] = time.time,
+    *,
+    drain: Drain | None = None,
+    migrating: bool = True,
+) -> AsyncGenerator["Gateway"]:
+    """Open a configuration's store and models, each once, and yield the gateway over them.
+
+    Args:
+        config: the whole configuration.
+        log: takes a line of JSON for every request.
+        metrics: where things are counted; without it, only requests and decisions are.
+        clock: the time by which the outcomes of audits are due, in seconds since 1970.
+        drain: whether the gateway is about to stop.
+        migrating: whether to bring the database to this release and configuration; if not, `prepare` has done it.
+    """
+    check_policies(config)
+    _check_people(config)
+    secret, webhooks = secret_of(config), webhooks_of(config)
+    async with AsyncExitStack() as stack:
+        telemetry = _telemetry() if config.gateway.otel else None
+        if telemetry is not None:
+            stack.push_async_callback(telemetry.close)
+        store = await open_record(config, migrating=migrating)
+        stack.push_async_callback(store.close)
+        spending = spending_limit(store, config.gateway)
+        if spending is not None:
+            stack.push_async_callback(spending.close)
+        await integrity.seal(store, everything=True)
+        extras = Extras(
+            breaker=True,
+            guardian_spending=spending,
+            live_share=config.gateway.live_share,
+            traced=None if telemetry is None else telemetry.port,
+        )
+        models = await stack.enter_async_context(Models(config, extras))
+        await admit_first_key(store)
+        gateway = Gateway(
+            config, store, models, secret, webhooks=webhooks, metrics=metrics or Metrics(), log=log, clock=clock,
+            telemetry=telemetry, drain=drain or Drain.of(config.gateway),
+        )  # fmt: skip
+        await gateway.load(installing=migrating)
+        yield gateway
 
 
-_DECIDING = ("/v1/chat/completions", "/v1/decisions", "/v1/responses")
-_READY_SECONDS = 0.8
+class Gateway:
+    """A gateway over a store and models that are open.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What an application is made of.
-
-    Attributes:
+    Args:
+        config: the whole configuration.
+        store: the record of decisions.
+        models: builds the models of all policies.
+        secret: the project's.
+        webhooks: who is told of events.
+        metrics: where things are counted.
         log: takes a line of JSON for every request.
         clock: the time by which outcomes are due, in seconds since 1970.
-        traced: records the requests of a route.
+        telemetry: records requests, if configured.
         drain: whether the gateway is about to stop.
+
+    Attributes:
+        app: the ASGI application.
+        keyed: whether calls need an API key, as far as known when the policies were loaded.
     """
 
-    config: Config
-    store: Store
-    policies: PolicyTable
-    secret: bytes
-    renewer: Renewer
-    breakers: Sequence[Breaker]
-    guardian_breakers: Mapping[str, Sequence[Breaker]]
-    log: Callable[[bytes], None]
-    metrics: Metrics
-    clock: Callable[[], float] = time.time
-    traced: Callable[[ASGIApp, str], ASGIApp] | None = None
-    webhooks: Sequence[WebhookEndpoint] = ()
-    queue: ReviewQueue
-    drain: Drain = field(default_factory=lambda: Drain(0.0))
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        models: Models,
+        secret: ProjectSecret,
+        *,
+        webhooks: Sequence[WebhookEndpoint],
+        metrics: Metrics,
+        log: Log,
+        clock: Callable[[], float],
+        telemetry: "Telemetry | None",
+        drain: Drain,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.secret = secret.keys[0]
+        self.webhooks = webhooks
+        self.metrics = metrics
+        self.clock = clock
+        self.drain = drain
+        self.keyed = False
+        self.breakers = models.breakers
+        self._models = models
+        self._telemetry = telemetry
+        self.queue = ReviewQueue(store, config.teams, self.secret)
+        pairs = pairs_of(models, calls_limit(store, config.gateway), self.queue)
+        check_spending(config, models)
+        self.policies = PolicyTable(config, store, pairs, secret)
+        self.watcher = Watcher(store, self.policies, clock)
+        self.renewer = Renewer(config, store, self.policies, secret, clock)
+        self.webhook_tests = WebhookTests(webhooks)
+        self.background = Background(metrics.background_failures)
+        self.authenticator = Authenticator(store)
+        subscribers = (self.authenticator.refresh, self.policies.refresh)
+        self.refresher = Refresher(store.change_count, *subscribers)
+        self._recording = Refresher(store.writable, *subscribers)  # before a model is paid
+        self.access = AccessLog(metrics, log)
+        # callers who wait do not keep those out they wait for
+        self._limits = {reviewing: RequestLimits(config.gateway) for reviewing in (False, True)}
+        self._deciding = DecisionRoutes(config.gateway, store, self.policies, Decider(self.secret), metrics, self.queue)
+        self._checking: asyncio.Future[int] | None = None
+        drain.at_end(self.queue.close)
+        self.app = self._application()
 
+    async def load(self, *, installing: bool) -> None:
+        """Load the policies, and the logs that the configuration names.
 
-def create_app(parts: Parts) -> ASGIApp:
-    """Return the gateway over a store, policies and limits."""
+        Args:
+            installing: whether certificate files that changed are installed.
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        if any(policy.guarded is not None or _may_expire(policy) for policy in parts.policies.all()):
-            await routes.watcher.turn()  # the guard's threshold and expiry count from the first request on
-        routes.background.start(
-            {
-                "audits": routes.auditor().run,
-                "monitor": routes.watcher.run,
-                "housekeeping": Housekeeper(parts.store, parts.config.gateway.retain_days).run,
-                "webhooks": WebhookSender(parts.store, parts.webhooks, parts.metrics).run,
-                "renewal": partial(parts.renewer.run, routes.watcher),
-                "reviews": VoteCounter(parts.store, parts.queue, routes.deciding.finish).run,
-                "grading": GradingFeed(parts.store, parts.config, parts.secret).run,
-            }
+        Raises:
+            ConfigError: without a key the gateway may not listen where it is configured to, or a log is not the policy's.
+        """
+        await self.policies.load(installing=installing)
+        await self.renewer.import_logs()
+        self.keyed = bool(await self.store.run(keys.list_all))
+        check_binding(self.config.gateway.host, has_keys=self.keyed)
+
+    def guardian_rests(self, policy: str) -> bool:
+        """Return whether the Guardian of a policy is not called for now, after repeated failures."""
+        section = self.config.section_of(policy, "guardian")
+        return any(breaker.resting for breaker in self._models.guardian_breakers.get(section, ()))
+
+    def _application(self) -> ASGIApp:
+        served = [
+            (method, path, self._endpoint(path, scope, handler)) for method, path, scope, handler in self._routes()
+        ]
+        console = _Console(self)
+        app = Starlette(
+            routes=[
+                *(Route(path, endpoint, methods=[method]) for method, path, endpoint in served),
+                Route("/", self._home),
+                Route("/health/live", _alive),
+                Route("/health/ready", self._ready),
+                Route("/openapi.json", _schema),
+                Route("/console", console),
+                Route("/console/{rest:path}", console),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={404: _no_route, 405: _no_route, 500: _internal_error, ArbitrageError: _failed},
         )
-        yield
-        await routes.background.stop()
+        app.router.redirect_slashes = False
+        busiest = {path: endpoint for method, path, endpoint in served if method == "POST" and path in _DECIDING}
+        return ServerErrorMiddleware(Shortcut(busiest, app), handler=_internal_error)
 
-    routes = _Routes(parts)
-    parts.drain.at_end(parts.queue.close)
-    served = routes.served()
-    app = Starlette(
-        routes=[
-            *(Route(path, app, methods=[method]) for method, path, app in served),
-            *routes.open(),
-            *routes.console(),
-        ],
-        lifespan=lifespan,
-        exception_handlers={404: _no_route, 405: _no_route, 500: _internal_error},
-    )
-    app.router.redirect_slashes = False
-    busiest = {path: app for method, path, app in served if method == "POST" and path in _DECIDING}
-    return ServerErrorMiddleware(Shortcut(busiest, app), handler=_internal_error)
-
-
-class _Routes:
-    """All routes, with the middleware around them."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._metrics = parts.metrics
-        self.background = Background(parts.metrics.background_failures)
-        self._limits = RequestLimits(parts.config.gateway)
-        self._reviewing = RequestLimits(parts.config.gateway)  # callers who wait do not keep those out they wait for
-        self.watcher = Watcher(parts.store, parts.policies, parts.clock)
-        self._authenticator = Authenticator(parts.store)
-        subscribers = (self._authenticator.refresh, parts.policies.refresh)
-        self._refresher = Refresher(parts.store.change_count, *subscribers)
-        self._recording = Refresher(parts.store.writable, *subscribers)  # before a model is paid
-        decider = Decider(parts.secret)
-        self.deciding = DecisionRoutes(
-            parts.config.gateway, parts.store, parts.policies, decider, self._metrics, parts.queue
-        )
-
-    def auditor(self) -> Auditor:
-        """Return what runs audits, counted in the same metrics."""
-        parts = self._parts
-        return Auditor(parts.store, parts.policies, self._metrics, parts.config.gateway.audit_deadline, parts.queue)
-
-    def served(self) -> list[tuple[str, str, ASGIApp]]:
-        """Return the routes that need a key: method, path, application."""
-        parts, gateway = self._parts, self._parts.config.gateway
-        deciding, reviews = self.deciding, ReviewRoutes(parts.store, parts.queue, gateway)
-        records = RecordRoutes(parts.store, parts.policies, gateway)
-        monitors = MonitorRoutes(parts.store, parts.policies, self.watcher, gateway)
-        routes: list[tuple[str, str, Scope, Handler]] = [
+    def _routes(self) -> list[tuple[str, str, Scope, Handler]]:
+        """Return the routes that need a key: method, path, scope and handler."""
+        gateway, deciding = self.config.gateway, self._deciding
+        reviews = ReviewRoutes(self.store, self.queue, gateway)
+        records = RecordRoutes(self.store, self.policies, gateway)
+        monitors = MonitorRoutes(self.store, self.policies, self.watcher, gateway)
+        return [
             ("POST", "/v1/decisions", "call", deciding.decisions),
             ("POST", "/v1/chat/completions", "call", deciding.completions),
             ("POST", "/v1/responses", "call", deciding.responses),
-            ("GET", "/v1/models", "call", self._models),
-            ("GET", "/v1/models/{id}", "call", self._model),
+            ("GET", "/v1/models", "call", self._list_models),
+            ("GET", "/v1/models/{id}", "call", self._show_model),
             ("GET", "/v1/arbitrage/records", "call", records.many),
             ("GET", "/v1/arbitrage/records/{id}", "call", records.one),
             ("POST", "/v1/arbitrage/records/{id}/feedback", "call", records.feedback),
@@ -306,78 +289,155 @@ class _Routes:
             ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
             ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
             *reviews.routes(),
-            ("POST", "/v1/arbitrage/webhooks/{name}/test", "admin", WebhookTests(parts.webhooks).test),
+            ("POST", "/v1/arbitrage/webhooks/{name}/test", "admin", self.webhook_tests.test),
             ("GET", "/metrics", "metrics", self._figures),
         ]
-        return [(method, path, self._guarded(path, scope, handler)) for method, path, scope, handler in routes]
 
-    def _guarded(self, path: str, scope: Scope, handler: Handler) -> ASGIApp:
-        limits = self._reviewing if scope == "review" else self._limits
-        app: ASGIApp = RunHandler(handler, limits, self._parts.config.gateway.max_body)
-        refresher = self._recording if path in _DECIDING else self._refresher
-        app = Authenticated(app, scope, self._authenticator, refresher)
-        app = AccessLog(ErrorReplies(app), path, self._metrics, self._parts.log)
-        return app if self._parts.traced is None else self._parts.traced(app, path)
+    def _endpoint(self, path: str, scope: Scope, handler: Handler) -> Endpoint:
+        return Endpoint(
+            handler,
+            path,
+            scope,
+            authenticator=self.authenticator,
+            refresher=self._recording if path in _DECIDING else self.refresher,
+            limits=self._limits[scope == "review"],
+            largest_body=self.config.gateway.max_body,
+            access=self.access,
+            trace=None if self._telemetry is None else self._telemetry.request,
+        )
 
-    def open(self) -> list[Route]:
-        """Return the routes that need no key."""
-        return [
-            Route("/", ErrorReplies(_Home(self._parts)), methods=["GET"]),
-            Route("/health/live", _alive),
-            Route("/health/ready", ErrorReplies(_Ready(self._parts, self.background)), methods=["GET"]),
-            Route("/openapi.json", _schema),
-        ]
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
+        if any(policy.guarded is not None or _may_expire(policy) for policy in self.policies.all()):
+            await self.watcher.turn()  # the guard's threshold and expiry count from the first request on
+        config, store = self.config, self.store
+        self.background.start(
+            {
+                "audits": Auditor(store, self.policies, self.metrics, config.gateway.audit_deadline, self.queue).run,
+                "monitor": self.watcher.run,
+                "housekeeping": Housekeeper(store, config.gateway.retain_days).run,
+                "webhooks": WebhookSender(store, self.webhooks, self.metrics).run,
+                "renewal": partial(self.renewer.run, self.watcher),
+                "reviews": VoteCounter(store, self.queue, self._deciding.finish).run,
+                "grading": GradingFeed(store, config, self.secret).run,
+            }
+        )
+        yield
+        await self.background.stop()
 
-    def console(self) -> list[Route]:
-        """Return the routes of the web console, which has sign-ins of its own."""
-        parts = self._parts
-        doorkeeper = Doorkeeper(parts.store, self._authenticator, parts.secret, parts.config.gateway.public_url)
-        pages = Console(
-            ConsoleParts(
-                config=parts.config, store=parts.store, policies=parts.policies, watcher=self.watcher,
-                renewer=parts.renewer, background=self.background, breakers=parts.breakers, refresher=self._refresher,
-                doorkeeper=doorkeeper, pages=Pages(), clock=parts.clock, queue=parts.queue,
-                webhooks=WebhookTests(parts.webhooks), secret=parts.secret,
-            )
-        )  # fmt: skip
-        return pages.routes(lambda app, path: AccessLog(app, path, self._metrics, parts.log))
-
-    async def _models(self, request: Incoming) -> Response:
+    async def _list_models(self, request: Incoming) -> Response:
         """Answer GET /v1/models."""
         bound = request.caller.policies
-        policies = [p for p in self._parts.policies.all() if bound is None or p.name in bound]
+        policies = [p for p in self.policies.all() if bound is None or p.name in bound]
         return json_response({"object": "list", "data": [_model_object(policy) for policy in policies]})
 
-    async def _model(self, request: Incoming) -> Response:
+    async def _show_model(self, request: Incoming) -> Response:
         """Answer GET /v1/models/{id}, for a policy or an alias."""
-        policy = self._parts.policies.named(str(request.path_params["id"]))
+        policy = self.policies.named(str(request.path_params["id"]))
         request.caller.check_policy(policy.name)
         return json_response(_model_object(policy))
 
     async def _figures(self, request: Incoming) -> Response:
         """Answer GET /metrics."""
-        self._metrics.in_flight.set(self._limits.in_flight + self._reviewing.in_flight)
-        breakers = self._parts.breakers
-        resting = {breaker.origin for breaker in breakers if breaker.resting}
-        for breaker in breakers:  # several models may share one address
-            self._metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
-        for policy in self._parts.policies.all():
-            self._metrics.guardian_resting.labels(policy.name).set(_guardian_rests(self._parts, policy.name))
-            self._metrics.safe_mode.labels(policy.name).set(policy.mode == "safe")
-        self._metrics.versions(self._parts.policies.all(), self._parts.policies.behind())
-        self._metrics.standings(self.watcher.standings())
-        self._metrics.ages(self.watcher.ages())
+        self.metrics.in_flight.set(sum(limits.in_flight for limits in self._limits.values()))
+        resting = {breaker.origin for breaker in self.breakers if breaker.resting}
+        for breaker in self.breakers:  # several models may share one address
+            self.metrics.resting.labels(breaker.origin).set(breaker.origin in resting)
+        for policy in self.policies.all():
+            self.metrics.guardian_resting.labels(policy.name).set(self.guardian_rests(policy.name))
+            self.metrics.safe_mode.labels(policy.name).set(policy.mode == "safe")
+        self.metrics.versions(self.policies.all(), self.policies.behind())
+        self.metrics.standings(self.watcher.standings())
+        self.metrics.ages(self.watcher.ages())
         with suppress(StoreError):  # the other figures matter all the more
-            names = [policy.name for policy in self._parts.policies.all()]
-            self._metrics.backlog(names, await self._parts.store.run(outbox.audit_backlog))
-            if self._parts.queue.teams:
-                self._metrics.review_backlogs(
-                    await self._parts.store.run(stored_reviews.backlogs, self._parts.queue.people())
-                )
-            if webhooks := [webhook.name for webhook in self._parts.webhooks]:
-                self._metrics.webhook_backlog(webhooks, await self._parts.store.run(outbox.delivery_backlog))
-        text = self._metrics.text(blind=request.caller.scope == "review")
+            names = [policy.name for policy in self.policies.all()]
+            self.metrics.backlog(names, await self.store.run(outbox.audit_backlog))
+            if self.queue.teams:
+                self.metrics.review_backlogs(await self.store.run(stored_reviews.backlogs, self.queue.people()))
+            if webhooks := [webhook.name for webhook in self.webhooks]:
+                self.metrics.webhook_backlog(webhooks, await self.store.run(outbox.delivery_backlog))
+        text = self.metrics.text(blind=request.caller.scope == "review")
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _home(self, request: Request) -> Response:
+        """Answer GET /: what this is, and where to go from here; the policies are named as long as no API key exists."""
+        about: dict[str, object] = {
+            "name": "conformal-arbitrage",
+            "version": version("conformal-arbitrage"),
+            "description": "An OpenAI-compatible gateway: a cheap model answers where that keeps a risk budget.",
+            "links": {
+                "schema": "/openapi.json",
+                "models": "/v1/models",
+                "ready": "/health/ready",
+                "console": "/console",
+            },
+        }
+        if not await self.store.run(keys.list_all):
+            about["policies"] = [policy.name for policy in self.policies.all()]
+        return json_response(about)
+
+    async def _ready(self, request: Request) -> Response:
+        """Answer GET /health/ready: a decision could be recorded now, and there are policies; no model is called.
+
+        The answer comes within a second, whatever the store does; a gateway that is about to stop is not ready.
+
+        A Guardian that is not called after repeated failures, a model that is not the pinned one, a newer version of a
+        policy that was made for other gateways, or a background job that failed is named under `problems`; the gateway
+        stays ready, since whatever needs none of them is served.
+        """
+        self.drain.check()
+        await self._check_store()
+        names = [policy.name for policy in self.policies.all()]
+        document: dict[str, object] = {"status": "ready", "policies": names}
+        problems = self._problems(names)
+        return json_response({**document, "problems": problems} if problems else document)
+
+    async def _check_store(self) -> None:
+        """Check that a decision could be recorded; all who ask at the same time share one check.
+
+        Raises:
+            StoreError: it could not, or that is not known yet.
+        """
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.ensure_future(self.store.writable())
+            self._checking.add_done_callback(_retrieve)
+        await asyncio.wait({self._checking}, timeout=_READY_SECONDS)
+        if not self._checking.done():
+            raise StoreError(f"the store has not answered for {_READY_SECONDS} s; check that it runs and is not locked")
+        self._checking.result()
+
+    def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
+        resting = "it is not called for now, after repeated failures"
+        newer = "version {} was made for other models or by a later release; what is in force here stays in force"
+        return [
+            *({"policy": name, "role": "guardian", "problem": resting} for name in names if self.guardian_rests(name)),
+            *(
+                {"policy": name, "role": role, "problem": text}
+                for (name, role), text in self.metrics.other_models.items()
+            ),
+            *({"policy": name, "problem": newer.format(number)} for name, number in self.policies.behind().items()),
+            *({"work": name, "problem": text} for name, text in self.background.failed.items()),
+        ]
+
+
+class _Console:
+    """The web console, which is loaded with its first request: most gateways show no page for days."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._router: Router | None = None
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if self._router is None:
+            routes = await asyncio.to_thread(_console_routes, self._gateway)  # meanwhile, decisions are served
+            self._router = Router(routes, redirect_slashes=False)
+        await self._router(scope, receive, send)
+
+
+def _console_routes(gateway: Gateway) -> list[Route]:
+    from conformal_arbitrage.gateway.console.app import console_routes
+
+    return console_routes(gateway)
 
 
 def _may_expire(policy: LivePolicy) -> bool:
@@ -392,85 +452,8 @@ def _model_object(policy: LivePolicy) -> dict[str, object]:
     }  # fmt: skip
 
 
-class _Home:
-    """GET /: what this is, and where to go from here; the policies are named as long as no API key exists."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        about: dict[str, object] = {
-            "name": "conformal-arbitrage",
-            "version": version("conformal-arbitrage"),
-            "description": "An OpenAI-compatible gateway: a cheap model answers where that keeps a risk budget.",
-            "links": {
-                "schema": "/openapi.json",
-                "models": "/v1/models",
-                "ready": "/health/ready",
-                "console": "/console",
-            },
-        }
-        if not await self._parts.store.run(keys.list_all):
-            about["policies"] = [policy.name for policy in self._parts.policies.all()]
-        await json_response(about)(scope, receive, send)
-
-
-class _Ready:
-    """GET /health/ready: a decision could be recorded now, and there are policies; no model is called.
-
-    The answer comes within a second, whatever the store does; a gateway that is about to stop is not ready.
-
-    A Guardian that is not called after repeated failures, a model that is not the pinned one, a newer version of a policy
-    that was made for other gateways, or a background job that failed is named under `problems`; the gateway stays ready,
-    since whatever needs none of them is served.
-    """
-
-    def __init__(self, parts: Parts, background: Background) -> None:
-        self._parts = parts
-        self._background = background
-        self._checking: asyncio.Future[int] | None = None
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        self._parts.drain.check()
-        await self._check_store()
-        names = [policy.name for policy in self._parts.policies.all()]
-        document: dict[str, object] = {"status": "ready", "policies": names}
-        problems = self._problems(names)
-        await json_response({**document, "problems": problems} if problems else document)(scope, receive, send)
-
-    async def _check_store(self) -> None:
-        """Check that a decision could be recorded; all who ask at the same time share one check.
-
-        Raises:
-            StoreError: it could not, or that is not known yet.
-        """
-        if self._checking is None or self._checking.done():
-            self._checking = asyncio.ensure_future(self._parts.store.writable())
-            self._checking.add_done_callback(_seen)
-        await asyncio.wait({self._checking}, timeout=_READY_SECONDS)
-        if not self._checking.done():
-            raise StoreError(f"the store has not answered for {_READY_SECONDS} s; check that it runs and is not locked")
-        self._checking.result()
-
-    def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
-        resting = "it is not called for now, after repeated failures"
-        silent = [name for name in names if _guardian_rests(self._parts, name)]
-        others = self._parts.metrics.other_models.items()
-        newer = "version {} was made for other models or by a later release; what is in force here stays in force"
-        return [
-            *({"policy": name, "role": "guardian", "problem": resting} for name in silent),
-            *({"policy": name, "role": role, "problem": text} for (name, role), text in others),
-            *({"policy": name, "problem": newer.format(one)} for name, one in self._parts.policies.behind().items()),
-            *({"work": name, "problem": text} for name, text in self._background.failed.items()),
-        ]
-
-
-def _guardian_rests(parts: Parts, policy: str) -> bool:
-    return any(breaker.resting for breaker in parts.guardian_breakers[policy])
-
-
-def _seen(checking: asyncio.Future[int]) -> None:
-    """Note the outcome of a check that no one waits for any more."""
+def _retrieve(checking: asyncio.Future[int]) -> None:
+    """Retrieve the error of a check that no one waits for any more, or asyncio logs it."""
     if not checking.cancelled():
         checking.exception()
 
@@ -483,6 +466,11 @@ async def _schema(request: Request) -> Response:
     return json_response(schema())
 
 
+async def _failed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ArbitrageError)
+    return error_response(error)
+
+
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     message = f"{request.method} {request.url.path:.200} is not served; /openapi.json lists the routes"
@@ -493,3 +481,89 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _internal_error(request: Request, error: Exception) -> Response:
     """Answer after a bug; the server's log has the traceback."""
     return json_response(error_document("internal error", code="internal_error", status=500), status=500)
+
+
+def secret_of(config: Config) -> ProjectSecret:
+    """Return the project's secret: ARBITRAGE_SECRET, or the file arbitrage.secret, created beside the configuration."""
+    secret = existing_secret(config)
+    if secret is not None:
+        return secret
+    if "://" in database_of(config):
+        raise ConfigError("gateways that share a database share a secret; set ARBITRAGE_SECRET for each")
+    return ProjectSecret.create(config.folder)
+
+
+def identities_of(config: Config, policy: str) -> dict[str, Any]:
+    """Return the identities of a policy's models, and of its groups, under this configuration."""
+    pair = pairs_of(Models(config.for_policy(policy), Extras(keyless=True)))[policy]
+    return identities_of_pair(pair, config.policies[policy].group)
+
+
+def _telemetry() -> "Telemetry":
+    """Set up OpenTelemetry.
+
+    Raises:
+        ConfigError: its packages are not installed.
+    """
+    try:
+        from conformal_arbitrage.gateway.telemetry import Telemetry
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"[gateway] otel = true needs {error.name}: run `pip install '.[otel]'` in a clone, or remove the setting"
+        ) from error
+    return Telemetry()
+
+
+def _check_people(config: Config) -> None:
+    """Refuse a person as a model where there is neither a team nor a terminal to ask at.
+
+    Raises:
+        ConfigError: a person without a team is configured, and standard input is not a terminal.
+    """
+    used = [
+        config.section_of(policy, role)
+        for policy in config.policies
+        for role in ROLES
+        if role == "primary" or review_terms(config, policy) is None
+    ]
+    people = [section for section in used if config.section(section).is_person]
+    if people and not has_terminal():
+        name = config.section(people[0]).label
+        raise ConfigError(
+            f"[{people[0]}] is a person, and there is no terminal to ask at: let a team answer as the Guardian, with a "
+            f"section [teams.{json.dumps(name)}] and members = [...], or start the gateway at a terminal"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What was done to a database.
+
+    Attributes:
+        schema: its tables, now and before.
+        key: the id of the first key, if it was created.
+        installed: the versions that certificate files became.
+    """
+
+    schema: StoreSchema
+    key: str | None
+    installed: tuple[PolicyVersion, ...]
+
+
+async def prepare(config: Config) -> Preparation:
+    """Migrate the tables, create the first key, and install the certificate files that changed; call no model.
+
+    Raises:
+        ArbitrageError: a certificate cannot be used with these models, or the database cannot be used.
+    """
+    check_policies(config)
+    secret = secret_of(config)
+    store = await open_record(config)
+    try:
+        await integrity.seal(store, everything=True)
+        key = await admit_first_key(store)
+        policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), secret)
+        installed = await policies.install_files()
+        return Preparation(schema=store.schema, key=key, installed=tuple(installed))
+    finally:
+        await store.close()

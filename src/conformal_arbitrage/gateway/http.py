@@ -1,11 +1,12 @@
-"""HTTP: endpoints, errors, reading bodies, request limits, the access log."""
+"""One route of the API: who calls, what they sent, the limits, the reply, and what is logged of it."""
 
 import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -30,7 +31,246 @@ from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.record import JSONObject
 
-# --- How many requests one gateway serves ---
+_log = logging.getLogger("conformal_arbitrage.gateway")
+DECISION_ID = "x-arbitrage-decision-id"
+
+
+class Sent(Protocol):
+    """What the access log reads of a response."""
+
+    @property
+    def status_code(self) -> int:
+        """Return the HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers."""
+        ...
+
+
+NOTHING_SENT: Sent = Response(status_code=499)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What the log and traces say of a request.
+
+    Attributes:
+        policy: the policy it is for, once that is known.
+        reply: what was sent.
+    """
+
+    policy: str = ""
+    reply: Sent = NOTHING_SENT
+
+
+class Incoming(Request):
+    """An admitted request, with its caller and its whole body.
+
+    Attributes:
+        caller: whose key it came with.
+        content: the body.
+        idempotency_key: the header of that name, if any.
+        send: where a handler that streams sends its response.
+        exchange: where a handler notes the policy that a request is for.
+    """
+
+    def __init__(
+        self,
+        scope: ASGIScope,
+        receive: Receive,
+        send: Send,
+        *,
+        caller: Caller,
+        content: bytes,
+        idempotency_key: str | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        super().__init__(scope, receive, send)
+        self.caller = caller
+        self.content = content
+        self.idempotency_key = idempotency_key
+        self.send = send
+        self.exchange = exchange or Exchange()
+
+
+Handler = Callable[[Incoming], Awaitable[Sent]]
+"""Answers a request: returns the response to send, or a stream that has been sent already."""
+Trace = Callable[[ASGIScope, str, Exchange], AbstractContextManager[object]]
+"""Records a request of a route while it is served."""
+
+
+class Endpoint:
+    """One route that needs a key: identifies the caller, reads the body and runs the handler within the limits.
+
+    Args:
+        handler: answers a request.
+        path: the route's path, as metrics name it.
+        scope: what a caller's key must allow.
+        authenticator: identifies callers.
+        refresher: brings keys and policies up to date first.
+        limits: on requests, which count once they are whole.
+        largest_body: in bytes.
+        access: counts and logs requests.
+        trace: records requests.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        path: str,
+        scope: Scope,
+        *,
+        authenticator: Authenticator,
+        refresher: "Refresher",
+        limits: "RequestLimits",
+        largest_body: int,
+        access: "AccessLog",
+        trace: Trace | None = None,
+    ) -> None:
+        self._handler = handler
+        self._path = path
+        self._scope: Scope = scope
+        self._authenticator = authenticator
+        self._refresher = refresher
+        self._limits = limits
+        self._largest_body = largest_body
+        self._access = access
+        self._trace = trace
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        start = time.perf_counter()
+        exchange = Exchange()
+        if self._trace is None:
+            await self._answer(exchange, scope, receive, send)
+        else:
+            with self._trace(scope, self._path, exchange):
+                await self._answer(exchange, scope, receive, send)
+        self._access.note(scope["method"], self._path, exchange, time.perf_counter() - start)
+
+    async def _answer(self, exchange: Exchange, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Send the reply, or an error that was raised before a reply began."""
+        try:
+            await self._refresher.refresh()
+            headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first duplicate wins
+            credentials = headers.get(b"authorization", b""), headers.get(b"host", b"")
+            caller = await self._authenticator.caller(*credentials, self._scope)
+            has_body = scope["method"] in ("POST", "PUT")
+            content = await self._body(headers, receive) if has_body else b""
+            key = headers.get(b"idempotency-key")
+            request = Incoming(
+                scope, receive, send, caller=caller, content=content, exchange=exchange,
+                idempotency_key=None if key is None else key.decode("latin-1"),
+            )  # fmt: skip
+            with self._limits.admitted(caller.id):
+                exchange.reply = await self._handler(request)
+                if isinstance(exchange.reply, Response):
+                    await exchange.reply(scope, receive, send)
+        except ArbitrageError as error:
+            exchange.reply = response = error_response(error, exchange.policy)
+            await response(scope, receive, send)
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """Read the whole body.
+
+        Raises:
+            RequestError: 415 if it is not declared as JSON, which a web page cannot do, 413 if it is too large.
+        """
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+            raise RequestError("Content-Type must be application/json", status=415, code="content_type")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._largest_body:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise caller_left()
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+            if size > self._largest_body:
+                raise self._too_large()
+        return b"".join(parts)
+
+    def _too_large(self) -> RequestError:
+        return RequestError(f"the body is larger than {self._largest_body} bytes", status=413, code="body_too_large")
+
+
+class RequestLine(Struct, frozen=True, kw_only=True):
+    """The line of the log about one request."""
+
+    time: datetime
+    level: str
+    route: str
+    status: int
+    seconds: float
+    policy: str
+    id: str
+
+
+class AccessLog:
+    """Counts and logs requests once they have been answered.
+
+    Args:
+        metrics: where they are counted.
+        write: takes one line of JSON per request.
+    """
+
+    def __init__(self, metrics: Metrics, write: Callable[[bytes], None]) -> None:
+        self._metrics = metrics
+        self._write = write
+
+    def note(self, method: str, path: str, exchange: Exchange, seconds: float) -> None:
+        """Count and log a request of a route."""
+        reply = exchange.reply
+        self._metrics.request(path, reply.status_code)
+        line = RequestLine(
+            time=datetime.now(UTC),
+            level="info" if reply.status_code < 500 else "error",
+            route=f"{method} {path}",
+            status=reply.status_code,
+            seconds=round(seconds, 4),
+            policy=exchange.policy,
+            id=reply.headers.get(DECISION_ID, ""),
+        )
+        self._write(msgspec.json.encode(line))
+
+
+class Refresher:
+    """Picks up keys and policies that any gateway on the same store has changed, from the next request on.
+
+    Args:
+        change_count: reads the store's; `Store.writable` does so if a decision could be recorded now, and fails otherwise.
+        subscribers: called with the new count.
+    """
+
+    def __init__(
+        self, change_count: Callable[[], Awaitable[int]], *subscribers: Callable[[int], Awaitable[None]]
+    ) -> None:
+        self._change_count = change_count
+        self._subscribers = subscribers
+        self._seen = -1
+        self._rounds = 0
+        self._current = -1
+
+    async def refresh(self) -> None:
+        """Bring everything up to date; requests that reached the event loop together share one reading."""
+        this_round = self._rounds
+        if self._current == this_round:
+            return
+        asyncio.get_running_loop().call_soon(self._end_round)  # before any request that has not arrived yet
+        count = await self._change_count()
+        if count > self._seen:
+            for subscriber in self._subscribers:
+                await subscriber(count)
+            self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
+        self._current = this_round
+
+    def _end_round(self) -> None:
+        self._rounds += 1
 
 
 class Window:
@@ -98,54 +338,17 @@ def too_many(message: str, wait: float) -> RequestError:
     return RequestError(message, status=429, code="rate_limit_exceeded", headers={"Retry-After": seconds})
 
 
-# --- What surrounds every route ---
+class Shortcut:
+    """Sends the busiest routes' requests straight to them, past the application's routing."""
 
+    def __init__(self, routes: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
+        self._routes = routes
+        self._rest = rest
 
-_log = logging.getLogger("conformal_arbitrage.gateway")
-DECISION_ID = "x-arbitrage-decision-id"
-SENT = "arbitrage.sent"
-_CALLER = "arbitrage.caller"
-_HEADERS = "arbitrage.headers"
-POLICY = "arbitrage.policy"
-"""In the scope of a request whose response ends only when its connection does."""
-
-
-class Incoming(Request):
-    """An admitted request, with its caller and its whole body.
-
-    Attributes:
-        caller: whose key it came with.
-        content: the body.
-        idempotency_key: the header of that name, if any.
-        send: where a handler that streams sends its response.
-    """
-
-    def __init__(self, scope: ASGIScope, receive: Receive, send: Send, content: bytes) -> None:
-        super().__init__(scope, receive, send)
-        self.caller: Caller = scope[_CALLER]
-        self.content = content
-        self.send = send
-        key: bytes | None = scope[_HEADERS].get(b"idempotency-key")
-        self.idempotency_key = None if key is None else key.decode("latin-1")
-
-
-class Sent(Protocol):
-    """What the access log reads of a response."""
-
-    @property
-    def status_code(self) -> int:
-        """Return the HTTP status."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Return the headers."""
-        ...
-
-
-Handler = Callable[[Incoming], Awaitable[Sent]]
-"""Answers a request: returns the response to send, or a stream that has been sent already."""
-NOTHING_SENT = Response(status_code=499)
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (self._rest if route is None else route)(scope, receive, send)
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -188,196 +391,15 @@ def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
     return Failure(status=status, document=error_document(message, code=code, status=status))
 
 
+def error_response(error: ArbitrageError, policy: str = "") -> Response:
+    """Return the reply to a request that failed."""
+    failure = failure_of(error, policy)
+    return json_response(failure.document, status=failure.status, headers=failure.headers)
+
+
 def json_response(document: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON document as a response."""
     return Response(msgspec.json.encode(document), status_code=status, headers=headers, media_type="application/json")
-
-
-class Shortcut:
-    """Sends the busiest routes' requests straight to them, past the application's routing."""
-
-    def __init__(self, routes: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
-        self._routes = routes
-        self._rest = rest
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request."""
-        route = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (self._rest if route is None else route)(scope, receive, send)
-
-
-class RequestLine(Struct, frozen=True, kw_only=True):
-    """The line of the log about one request."""
-
-    time: datetime
-    level: str
-    route: str
-    status: int
-    seconds: float
-    policy: str
-    id: str
-
-
-class AccessLog:
-    """Counts and logs each request of one route once it has been answered.
-
-    Args:
-        app: the route.
-        path: the route's path, as metrics name it.
-        metrics: where requests are counted.
-        log: takes one line of JSON per request.
-    """
-
-    def __init__(self, app: ASGIApp, path: str, metrics: Metrics, log: Callable[[bytes], None]) -> None:
-        self._app = app
-        self._path = path
-        self._metrics = metrics
-        self._log = log
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request and log it."""
-        start = time.perf_counter()
-        await self._app(scope, receive, send)
-        reply: Sent = scope.get(SENT, NOTHING_SENT)
-        self._metrics.request(self._path, reply.status_code)
-        line = RequestLine(
-            time=datetime.now(UTC),
-            level="info" if reply.status_code < 500 else "error",
-            route=f"{scope['method']} {self._path}",
-            status=reply.status_code,
-            seconds=round(time.perf_counter() - start, 4),
-            policy=scope.get(POLICY, ""),
-            id=reply.headers.get(DECISION_ID, ""),
-        )
-        self._log(msgspec.json.encode(line))
-
-
-class ErrorReplies:
-    """Answers an error that a route raises before its response has started."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request."""
-        try:
-            await self._app(scope, receive, send)
-        except ArbitrageError as error:
-            failure = failure_of(error, scope.get(POLICY, ""))
-            response = json_response(failure.document, status=failure.status, headers=failure.headers)
-            scope[SENT] = response
-            await response(scope, receive, send)
-
-
-class Refresher:
-    """Picks up keys and policies that any gateway on the same store has changed, from the next request on.
-
-    Args:
-        change_count: reads the store's; `Store.writable` does so if a decision could be recorded now, and fails otherwise.
-        subscribers: called with the new count.
-    """
-
-    def __init__(
-        self, change_count: Callable[[], Awaitable[int]], *subscribers: Callable[[int], Awaitable[None]]
-    ) -> None:
-        self._change_count = change_count
-        self._subscribers = subscribers
-        self._seen = -1
-        self._rounds = 0
-        self._current = -1
-
-    async def refresh(self) -> None:
-        """Bring everything up to date; requests that reached the event loop together share one reading."""
-        this_round = self._rounds
-        if self._current == this_round:
-            return
-        asyncio.get_running_loop().call_soon(self._end_round)  # before any request that has not arrived yet
-        count = await self._change_count()
-        if count > self._seen:
-            for subscriber in self._subscribers:
-                await subscriber(count)
-            self._seen = max(self._seen, count)  # a concurrent refresh may have seen more
-        self._current = this_round
-
-    def _end_round(self) -> None:
-        self._rounds += 1
-
-
-class Authenticated:
-    """Lets a request through if its API key allows the route.
-
-    Args:
-        app: what comes next.
-        scope: what the route requires.
-        authenticator: identifies callers.
-        refresher: brings keys and policies up to date first.
-    """
-
-    def __init__(self, app: ASGIApp, scope: Scope, authenticator: Authenticator, refresher: Refresher) -> None:
-        self._app = app
-        self._scope: Scope = scope
-        self._authenticator = authenticator
-        self._refresher = refresher
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request."""
-        await self._refresher.refresh()
-        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first duplicate wins
-        scope[_HEADERS] = headers
-        scope[_CALLER] = await self._authenticator.caller(
-            headers.get(b"authorization", b""), headers.get(b"host", b""), self._scope
-        )
-        await self._app(scope, receive, send)
-
-
-class RunHandler:
-    """Reads a request's body and runs its handler within the limits, which count a request once it is whole.
-
-    Args:
-        handler: answers it.
-        limits: on requests.
-        largest_body: in bytes.
-    """
-
-    def __init__(self, handler: Handler, limits: RequestLimits, largest_body: int) -> None:
-        self._handler = handler
-        self._limits = limits
-        self._largest_body = largest_body
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request."""
-        content = await self._body(scope, receive) if scope["method"] in ("POST", "PUT") else b""
-        with self._limits.admitted(scope[_CALLER].id):
-            response = scope[SENT] = await self._handler(Incoming(scope, receive, send, content))
-            if isinstance(response, Response):
-                await response(scope, receive, send)
-
-    async def _body(self, scope: ASGIScope, receive: Receive) -> bytes:
-        """Read the whole body.
-
-        Raises:
-            RequestError: 415 if it is not declared as JSON, which a web page cannot do, 413 if it is too large.
-        """
-        headers = scope[_HEADERS]
-        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
-            raise RequestError("Content-Type must be application/json", status=415, code="content_type")
-        length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._largest_body:
-            raise self._too_large()
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise caller_left()
-            parts.append(message.get("body", b""))
-            size, more = size + len(parts[-1]), message.get("more_body", False)
-            if size > self._largest_body:
-                raise self._too_large()
-        return b"".join(parts)
-
-    def _too_large(self) -> RequestError:
-        return RequestError(f"the body is larger than {self._largest_body} bytes", status=413, code="body_too_large")
 
 
 def caller_left() -> RequestError:

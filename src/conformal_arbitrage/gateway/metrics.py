@@ -1,11 +1,12 @@
 """What the gateway counts, for Prometheus; one registry per application, no globals."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.live.monitor import Age, LedgerWatch, ServedFigure, as_evidence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SLOW = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_OLDEST_REVIEW, _PENDING = b"oldest_review_seconds", b'state="pending"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Metrics:
         self.reviews_open = self._gauge("reviews_open", "Questions that wait for people", "team")
         self.reviewers_present = self._gauge("reviewers_present", "People of a team seen in two minutes", "team")
         self.review_votes = self._gauge("review_votes_last_hour", "Votes of a team in the last hour", "team")
-        self.oldest_review = self._gauge(_OLDEST_REVIEW.decode(), "Age of the oldest question of a caller", "team")
+        self.oldest_review = self._gauge("oldest_review_seconds", "Age of the oldest question of a caller", "team")
         self._watch_losses()
 
     def review_backlogs(self, backlogs: Iterable[TeamBacklog]) -> None:
@@ -299,8 +299,18 @@ class Metrics:
         Args:
             blind: leave out how long callers have waited for people, and how many audits are pending.
         """
-        text = generate_latest(self.registry)
-        if not blind:
-            return text
-        lines = text.splitlines(keepends=True)
-        return b"".join(line for line in lines if _OLDEST_REVIEW not in line and _PENDING not in line)
+        return generate_latest(_Blind(self.registry) if blind else self.registry)
+
+
+class _Blind(Collector):
+    """A registry without what would tell reviewers why they are asked, or since when callers wait."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics that reviewers may see."""
+        for metric in self._registry.collect():
+            if metric.name != "arbitrage_oldest_review_seconds":
+                metric.samples = [sample for sample in metric.samples if sample.labels.get("state") != "pending"]
+                yield metric

@@ -635,6 +635,10 @@ class PolicyTable:
             )
         return live
 
+    def is_configured(self, name: str) -> bool:
+        """Return whether the configuration has a policy, in service or not."""
+        return name in self._config.policies
+
     def exposes_all(self, name: str) -> bool:
         """Return whether callers may see the relaxation and margins of a policy."""
         settings = self._config.policies.get(name)
@@ -695,7 +699,7 @@ class PolicyTable:
             raise RequestError(str(error), status=422, code="certificate_refused") from error
 
     def _known(self, name: str) -> None:
-        if name not in self._config.policies:
+        if not self.is_configured(name):
             raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
 
 

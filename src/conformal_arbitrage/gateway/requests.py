@@ -40,7 +40,7 @@ from conformal_arbitrage.gateway.chat import (
     reply_headers,
 )
 from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian
-from conformal_arbitrage.gateway.http import DECISION_ID, POLICY, Incoming, caller_left, error_document
+from conformal_arbitrage.gateway.http import DECISION_ID, Incoming, caller_left, error_document
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.people import EXPIRED, PENDING, ReviewQueue, StillDecidingError
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
@@ -801,7 +801,7 @@ class DecisionRoutes:
 
     async def _answer(self, request: Incoming, route: str) -> Response | EventStream:
         asked = self._read(route, request.caller, request.idempotency_key, request.content)
-        request.scope[POLICY] = asked.policy.name
+        request.exchange.policy = asked.policy.name
         if asked.streams:
             patient = asked.policy.pair.review is not None
             async with event_stream(request.send, asked.policy.name, patient=patient) as events:

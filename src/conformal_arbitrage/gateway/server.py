@@ -1,67 +1,648 @@
-"""The server process: uvicorn, logs, and the preparation of a database."""
+"""The server process: uvicorn, the limits on its connections, its log, and what it says when it starts."""
 
 import asyncio
 import gc
-import json
+import ipaddress
 import logging
 import os
+import re
+import resource
 import signal
 import socket
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+import httptools
 import msgspec
 import uvicorn
 import uvloop
 from msgspec import Struct
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
-from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.auth import admit_first_key, check_binding
-from conformal_arbitrage.gateway.connections import Connections, ServerSettings
-from conformal_arbitrage.gateway.decider import calls_limit, spending_limit
-from conformal_arbitrage.gateway.gateway import Drain, Parts, create_app, start_notes
+from conformal_arbitrage.gateway.gateway import Drain, Gateway, application
+from conformal_arbitrage.gateway.http import error_document
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import ReviewQueue
-from conformal_arbitrage.gateway.policies import (
-    PolicyTable,
-    check_policies,
-    check_spending,
-    identities_of_pair,
-    pairs_of,
-)
-from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import ROLES, Config
-from conformal_arbitrage.live.database import database_of, existing_secret, open_record
-from conformal_arbitrage.live.people import review_terms
-from conformal_arbitrage.live.webhooks import webhooks_of
-from conformal_arbitrage.models.kinds import has_terminal
-from conformal_arbitrage.models.wrappers import Breaker
-from conformal_arbitrage.store import integrity, keys
-from conformal_arbitrage.store.policies import PolicyVersion
-from conformal_arbitrage.store.session import Store, StoreSchema
+from conformal_arbitrage.live.config import Config, GatewayConfig
 
-if TYPE_CHECKING:
-    from conformal_arbitrage.gateway.telemetry import Telemetry
+_log = logging.getLogger("conformal_arbitrage.gateway")
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_CLOSE = (b"connection", b"close")
+_RECORDING = 5.0
+Started = Callable[[str, bool], None]
+"""Takes the address of a gateway that has started, and whether calls need an API key."""
 
 
-# --- What the gateway process logs ---
+def run(config: Config, *, started: Started, migrating: bool = True) -> None:
+    """Serve on uvloop, which uvicorn sets up only where it starts the event loop itself."""
+
+    def quiet(url: str, keyed: bool) -> None:
+        gc.collect()
+        gc.freeze()  # what exists now stays; later collections only visit what requests leave behind
+        gc.set_threshold(10_000, 20, 50)
+        started(url, keyed)
+
+    try:
+        uvloop.run(serve(config, started=quiet, migrating=migrating))
+    finally:
+        gc.unfreeze()  # or extension modules report what is frozen as leaked at exit
+
+
+async def serve(config: Config, *, started: Started, migrating: bool = True) -> None:
+    """Serve until told to stop, logging to stderr; on SIGTERM it drains, and requests in flight finish first."""
+    metrics = Metrics()
+    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else 2
+    lines = LogLines(descriptor, dropped=metrics.lines_dropped.inc)
+    with logging_to(lines):
+        async with (
+            application(config, lines.add, metrics, migrating=migrating) as gateway,
+            _listening(gateway) as (url, task),
+        ):
+            started(url, gateway.keyed)
+            for note in start_notes(config):
+                _log.warning(note)
+            await task
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
+    """Run a gateway; yield its address, and the task that ends when it is told to stop."""
+    async with application(config) as gateway, _listening(gateway) as (url, task):
+        yield url, task
+
+
+@asynccontextmanager
+async def _listening(gateway: Gateway) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
+    config = gateway.config.gateway
+    listening = _listen(config.host, config.port)
+    host, port = listening.getsockname()[:2]  # a signal may have closed it as soon as the server has started
+    server = _Server(ServerSettings(gateway.app, Connections(config, gateway.metrics), config.grace), gateway.drain)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started and not task.done():
+        await asyncio.sleep(0.005)
+    yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
+    server.should_exit = True
+    await task
+
+
+class _Server(uvicorn.Server):
+    """A server that shuts down on a signal without raising it again, so that everything is closed properly."""
+
+    def __init__(self, config: "ServerSettings", drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._stopping: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Drain and stop on SIGTERM; stop on SIGINT, or on a second signal."""
+        loop = asyncio.get_running_loop()
+        signals = _STOPPING if threading.current_thread() is threading.main_thread() else ()
+        for number in signals:
+            loop.add_signal_handler(number, self.stop, number)
+        try:
+            yield
+        finally:
+            if self._stopping is not None:
+                self._stopping.cancel()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def stop(self, number: int) -> None:
+        """Stop after the drain, if there is one and it has not begun; else at once."""
+        if number != signal.SIGTERM or self._drain.begun or not self._drain.seconds:
+            self.handle_exit(number, None)
+            return
+        self._drain.begun = True
+        self.config.encoded_headers.append(_CLOSE)  # which uvicorn takes its default headers from, once a second
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        self._stopping = asyncio.get_running_loop().call_later(self._drain.seconds, self.handle_exit, number, None)
+        _log.info("told to stop: not ready any more, and no more requests are accepted in %g s", self._drain.seconds)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Accept nothing more, and hold nobody who waits for people."""
+        super().handle_exit(sig, frame)
+        self._drain.end()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down; after a second signal without waiting for connections, but the application still ends in order.
+
+        Requests that are cut off at the end of the grace record what their Primary said, before the store is closed.
+        """
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+        elif cut := set(self.server_state.tasks):
+            await asyncio.wait(cut, timeout=_RECORDING)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}); give another --port") from error
+
+
+# --- Connections, and the limits on them ---
+
+
+_PORT = re.compile(r"(\d+(?:\.\d+){3}|\[.*\]):\d+")
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, without port or zone; None if the text is not one."""
+    with_port = _PORT.fullmatch(host)
+    bare = (with_port[1] if with_port else host).strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def group_of(host: str) -> str:
+    """Return what counts as one address: a network of 64 bits for IPv6, since a peer usually has a whole one."""
+    address = address_of(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host if address is None else str(address)
+
+
+Phase = Literal["idle", "head", "body", "serving", "draining", "refused"]
+_REASONS = {
+    400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 503: "Service Unavailable",
+}  # fmt: skip
+_OTHER_FILES = 256
+_MOST_PIPELINED = 100
+_LINGER = 2.0
+_MOST_DISCARDED = 2**24
+_SEND_BUFFER = 2**17  # of the kernel: what a peer does not read should hold back the model, not fill memory
+_UNFINISHED = 64  # of the largest bodies may wait in memory, and as many bytes that nobody reads
+
+
+class Connections:
+    """All connections of one server, and the limits on them.
+
+    Args:
+        config: the limits.
+        metrics: counts the connections that were closed, by reason.
+    """
+
+    def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
+        self.config = config
+        self._most = descriptors_for(config)
+        self.largest_message = config.max_body + config.max_body // 8 + 2**16  # with what chunks add
+        self._metrics = metrics
+        self._open: set[GuardedProtocol] = set()
+        self._addresses: Counter[str] = Counter()
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in config.trusted_proxies]
+        self._unfinished = 0
+        self._receiving: dict[GuardedProtocol, None] = {}  # in the order in which their bodies began
+        self._sweep: asyncio.TimerHandle | None = None
+        times = (config.header_timeout, config.body_timeout, config.idle_timeout, config.write_timeout, 4.0)
+        self._every = min(times) / 4
+        metrics.connections.set_function(lambda: len(self._open))
+
+    def admit(self, connection: "GuardedProtocol", host: str) -> tuple[int, str, str] | None:
+        """Count a new connection; return why it is refused, if it is: status, reason and message."""
+        if len(self._open) >= self._most and not self._make_room():
+            return 503, "full", f"{len(self._open)} connections are open, the most this gateway keeps; try again later"
+        if self.is_proxy(host):
+            connection.proxied = True
+        elif not self.take(connection, host):
+            return 429, "per_address", f"this address has {self.config.connections_per_address} connections; reuse them"
+        self._open.add(connection)
+        if self._sweep is None:
+            self._sweep = connection.loop.call_later(self._every, self.sweep)
+        return None
+
+    def is_proxy(self, host: str) -> bool:
+        """Return whether an address may speak for others."""
+        address = address_of(host) if self._proxies else None
+        return address is not None and any(address in network for network in self._proxies)
+
+    def take(self, connection: "GuardedProtocol", host: str) -> bool:
+        """Count a connection, or a proxy's request, for an address; return whether that is within the limit."""
+        name = group_of(host) if ":" in host else host
+        if self._addresses[name] >= self.config.connections_per_address:
+            return False
+        self._addresses[name] += 1
+        connection.addresses.append(name)
+        return True
+
+    def give(self, name: str) -> None:
+        """Take back one count for an address."""
+        self._addresses[name] -= 1
+        if self._addresses[name] <= 0:
+            del self._addresses[name]
+
+    def leave(self, connection: "GuardedProtocol") -> None:
+        """Forget a connection."""
+        self._open.discard(connection)
+        self.finished(connection)
+        while connection.addresses:
+            self.give(connection.addresses.popleft())
+
+    def received(self, connection: "GuardedProtocol", size: int) -> None:
+        """Count bytes of a body that is not whole; if too many wait, those that began first go."""
+        connection.held += size
+        self._receiving[connection] = None
+        self._unfinished += size
+        while self._unfinished > _UNFINISHED * self.config.max_body:
+            oldest = next(iter(self._receiving))
+            self.closed("unfinished")
+            oldest.refuse(408, "too many bodies are unfinished; send yours faster")
+            self.finished(oldest)
+
+    def finished(self, connection: "GuardedProtocol") -> None:
+        """Stop counting the bytes of a body."""
+        self._unfinished -= connection.held
+        connection.held = 0
+        self._receiving.pop(connection, None)
+
+    def closed(self, reason: str) -> None:
+        """Count a connection that was refused or closed."""
+        self._metrics.connections_closed.labels(reason).inc()
+
+    def sweep(self) -> None:
+        """Close connections whose peer took too long, and those that leave too much unread."""
+        self._sweep = None
+        unread: list[GuardedProtocol] = []
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._open):
+            connection.check(now)
+            if connection.flow.write_paused:
+                unread.append(connection)
+        self._limit_unread(unread)
+        if self._open:
+            self._sweep = loop.call_later(self._every, self.sweep)
+
+    def _limit_unread(self, unread: Iterable["GuardedProtocol"]) -> None:
+        sizes = {one: one.transport.get_write_buffer_size() for one in unread}
+        total = sum(sizes.values())
+        for connection in sorted(sizes, key=_seniority):
+            if total <= _UNFINISHED * self.config.max_body:
+                return
+            total -= sizes[connection]
+            connection.cut("unread")
+
+    def _make_room(self) -> bool:
+        """Close the connections that have waited longest without a request; return whether there were any."""
+        waiting = sorted((one for one in self._open if one.is_waiting()), key=_seniority)
+        for connection in waiting[: 1 + len(waiting) // 100]:
+            connection.cut("full")
+            self.leave(connection)
+        return bool(waiting)
+
+
+def descriptors_for(config: GatewayConfig) -> int:
+    """Raise the limit on open files to what the connections need; return how many of them it allows.
+
+    A request in flight may have two connections to models, and the process has files of its own.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    others = 2 * config.max_in_flight + _OTHER_FILES
+    needed = config.max_connections + others
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return config.max_connections
+    allowed = max(soft - others, soft // 2)
+    _log.warning(
+        "max_connections is %d, and only %d fit into the limit of %d open files: raise it (ulimit -n) to %d",
+        config.max_connections, allowed, soft, needed,
+    )  # fmt: skip
+    return allowed
+
+
+def _seniority(connection: "GuardedProtocol") -> float:
+    return float("inf") if connection.since is None else connection.since
+
+
+class ServerSettings(uvicorn.Config):
+    """How the server runs an application, and the connections it keeps."""
+
+    def __init__(self, app: ASGIApp, connections: Connections, grace: int = 30) -> None:
+        super().__init__(
+            app, access_log=False, log_config=None, log_level="warning", http=GuardedProtocol, ws="none",
+            lifespan="on", timeout_graceful_shutdown=grace, server_header=False, date_header=False,
+            proxy_headers=False,  # nothing but the limits above depends on the caller's address
+        )  # fmt: skip
+        self.guard = connections
+        self.served = app
+
+
+class _JoinedWrites(asyncio.Transport):
+    """A transport as a response sees it: the head leaves together with what follows it, in one system call."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self.head: bytes | None = None  # empty while the head of a response is expected
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Hold a head; write anything else after the head that is held."""
+        if self.head == b"" and data[:12] != b"HTTP/1.1 100":
+            self.head = bytes(data)
+        elif self.head:
+            self._transport.write(self.head + data)
+            self.head = None
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write a head that nothing follows."""
+        if self.head:
+            self.write(b"")
+
+    def close(self) -> None:
+        """Close once everything is written."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether it is closed or closing."""
+        return self._transport.is_closing()
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """HTTP within limits, whose own errors have the shape of all others.
+
+    Attributes:
+        phase: what is going on.
+        since: when the sweep first saw it; None until then.
+        held: bytes of an unfinished body that are in memory.
+        proxied: whether the peer is a trusted proxy, whose requests are counted for the addresses it names.
+        addresses: for which this connection is counted, once for each request if it is a proxy's.
+    """
+
+    def __init__(
+        self,
+        config: ServerSettings,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.guard = config.guard
+        self.phase: Phase = "idle"
+        self.since: float | None = None
+        self.held = 0
+        self.proxied = False
+        self.addresses: deque[str] = deque()
+        self._unread_since: float | None = None
+        self._answering: RequestResponseCycle | None = None
+        self._served_app = config.served
+        self._largest_head = config.guard.config.max_header
+        self._room = self._largest_head  # bytes until what is being received is too large
+        self._parse = self.parser.feed_data  # pyright: ignore[reportOptionalMemberAccess]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Admit a connection, or refuse it at once."""
+        super().connection_made(transport)
+        self._joined = _JoinedWrites(transport)
+        plain: socket.socket | None = transport.get_extra_info("socket")
+        if plain is not None:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        refusal = self.guard.admit(self, self.client[0] if self.client else "")
+        if refusal is not None:
+            self.guard.closed(refusal[1])
+            self.refuse(refusal[0], refusal[2])
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self.guard.leave(self)
+        self._hang_up()
+        del self._parse
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrives, up to the limit on its size."""
+        if self.phase == "refused":
+            self._discard(data)
+            return
+        room = self._room - len(data)
+        if room < 0:
+            self._feed_in_parts(data)
+            return
+        self._room = room
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.guard.closed("malformed")
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade:  # to another protocol: answered in this one, as HTTP asks
+            self.cycle.keep_alive = False
+        if self.phase == "body":
+            self.guard.received(self, len(data))
+
+    def _feed_in_parts(self, data: bytes) -> None:
+        """Parse up to the limit; go on only if something was complete by then."""
+        fits, self._room = self._room, 0
+        self._feed(data[:fits])
+        if self._room:
+            self.data_received(data[fits:])
+        elif self.phase == "draining":
+            self._abort()
+        elif self.phase == "body":
+            self.guard.closed("body_too_large")
+            self.refuse(413, f"the body is larger than {self.guard.config.max_body} bytes")
+        elif self.phase != "refused":
+            self.guard.closed("header_too_large")
+            self.refuse(431, f"the headers are larger than {self._largest_head} bytes (max_header)")
+
+    def _discard(self, data: bytes) -> None:
+        self._room -= len(data)
+        if self._room < 0:
+            self._abort()
+
+    def on_message_begin(self) -> None:
+        """Note that a request begins."""
+        super().on_message_begin()
+        self.phase, self.since = "head", None
+
+    def on_headers_complete(self) -> None:
+        """Note that the body begins, and whose request a proxy passes on."""
+        self.phase, self.since = "body", None
+        self._room = self.guard.largest_message
+        if self.proxied:
+            self.app = self._served_app if self._counted() else _too_many_requests  # pyright: ignore[reportUnknownMemberType]
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise ValueError("too many requests at once on one connection")  # the parser stops, and so do we
+        super().on_headers_complete()
+        self.headers = []  # trailers are no headers
+
+    def _counted(self) -> bool:
+        """Count a proxy's request for the last address it names that is not a proxy itself."""
+        named = b",".join(value for name, value in self.headers if name == b"x-forwarded-for").decode("latin-1")
+        hosts = [host.strip() for host in named.split(",") if host.strip()]
+        callers = [host for host in hosts if not self.guard.is_proxy(host)]
+        if callers and self.guard.take(self, callers[-1]):
+            return True
+        self.addresses.append("")  # not counted
+        if callers:
+            self.guard.closed("per_address")
+        return not callers
+
+    def on_message_complete(self) -> None:
+        """Note that the request is whole."""
+        super().on_message_complete()
+        self.phase, self.since = "idle" if self.cycle.response_complete else "serving", None
+        self._room = self._largest_head
+        if self.held:
+            self.guard.finished(self)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._joined.head = b""
+        self._answering = cycle
+        cycle.transport = self._joined
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        self._joined.flush()
+        self.server_state.total_requests += 1
+        if self.proxied:
+            self.guard.give(self.addresses.popleft())
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self.phase == "serving":
+            self.phase, self.since = "idle", None
+        elif self.phase == "body":
+            self._forget("draining")
+
+    def _forget(self, phase: Phase) -> None:
+        """Read and forget the rest of a request, for a moment."""
+        self.phase, self.since = phase, None
+        self._room = _MOST_DISCARDED
+        self.guard.finished(self)
+
+    def resume_writing(self) -> None:
+        """Note that the peer reads."""
+        super().resume_writing()
+        self._unread_since = None
+
+    def shutdown(self) -> None:
+        """Close once the request in flight has been answered; one that is incomplete is dropped."""
+        if self.phase in ("body", "draining", "refused"):
+            self.transport.close()
+        else:
+            super().shutdown()
+
+    def is_waiting(self) -> bool:
+        """Return whether there is no whole request to answer."""
+        return self.phase in ("idle", "head") and not self._is_answering()
+
+    def _is_answering(self) -> bool:
+        return self._answering is not None and not self._answering.response_complete
+
+    def check(self, now: float) -> None:
+        """Close the connection if its peer has taken too long."""
+        self._check_reading(now)
+        if self.transport.is_closing():
+            return
+        if self.phase == "serving" or self.flow.read_paused:
+            self.since = None  # it is our turn
+        elif self.since is None:
+            self.since = now
+        elif now - self.since > self._allowed():
+            self._expire()
+
+    def _check_reading(self, now: float) -> None:
+        if not (self.flow.write_paused or self.transport.is_closing()):
+            return
+        if self._unread_since is None:
+            self._unread_since = now
+        elif now - self._unread_since > self.guard.config.write_timeout:
+            self.cut("unread")
+
+    def _allowed(self) -> float:
+        limits = self.guard.config
+        if self.phase == "body":
+            return limits.body_timeout + (self.guard.largest_message - self._room) / limits.body_rate
+        return {"idle": limits.idle_timeout, "head": limits.header_timeout}.get(self.phase, _LINGER)
+
+    def _expire(self) -> None:
+        late = {"head": "the headers did not arrive in time (header_timeout)",
+                "body": "the body did not arrive in time (body_timeout, body_rate)"}.get(self.phase)  # fmt: skip
+        self.guard.closed(f"{self.phase}_timeout")
+        if late is None:
+            self.transport.close()
+        else:
+            self.refuse(408, late)
+
+    def cut(self, reason: str) -> None:
+        """Drop the connection, and what was to be sent."""
+        self.guard.closed(reason)
+        self._abort()
+
+    def _abort(self) -> None:
+        self.phase = "refused"  # whatever else has arrived
+        self._hang_up()
+        self.transport.abort()
+
+    def _hang_up(self) -> None:
+        """Tell the request that is being answered, which may not be the last that arrived, that its caller is gone."""
+        self.pipeline.clear()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+            self.flow.resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Reply 400 to malformed HTTP and close."""
+        self.refuse(400, msg)
+
+    def refuse(self, status: int, message: str) -> None:
+        """Reply to a request that is not whole, and end the connection; if another is being answered, only end it."""
+        current = self._is_answering()
+        if current and (self._answering is not self.cycle or self.phase != "body" or self.cycle.response_started):
+            self._abort()
+            return
+        code = {400: "invalid_http", 429: "rate_limit_exceeded"}.get(status, _REASONS[status].lower().replace(" ", "_"))
+        body = msgspec.json.encode(error_document(message, code=code, status=status))
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+        again = "retry-after: 1\r\n" if status in (429, 503) else ""
+        ending = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(f"{head}{again}{ending}".encode() + body)
+        self.transport.write_eof()
+        self._hang_up()
+        self._forget("refused")
+
+
+async def _too_many_requests(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a request that a proxy passes on for an address with too many."""
+    document = error_document("this address has too many requests in flight", code="rate_limit_exceeded", status=429)
+    headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": 429, "headers": headers})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(document)})
+
+
+# --- The log of the process ---
 
 
 MOST_WAITING = 10_000
 _TOGETHER = 0.05  # seconds in which lines gather: one write per request would cost as much as deciding
 _AT_THE_END = 2.0  # seconds for what still waits when the process ends
-_log = logging.getLogger("conformal_arbitrage.gateway")
 
 
 class LogLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,9 +657,6 @@ class LogLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exception: str = ""
 
 
-def _ignored() -> None: ...
-
-
 class LogLines:
     """Writes lines to a file descriptor; adding one never blocks, from any thread.
 
@@ -89,7 +667,7 @@ class LogLines:
     """
 
     def __init__(
-        self, descriptor: int, *, dropped: Callable[[], object] = _ignored, most_waiting: int = MOST_WAITING
+        self, descriptor: int, *, dropped: Callable[[], object] = lambda: None, most_waiting: int = MOST_WAITING
     ) -> None:
         self._descriptor = descriptor
         self._dropped = dropped
@@ -192,289 +770,13 @@ def _unraisable(args: Any) -> None:
     _log.error("%s: %r", args.err_msg or "an error was ignored", args.object, exc_info=args.exc_value)
 
 
-# --- From a configuration to a running gateway on a port ---
-
-
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
-_CLOSE = (b"connection", b"close")
-_RECORDING = 5.0
-Started = Callable[[str], None]
-Log = Callable[[bytes], None]
-
-
-def _unlogged(_: bytes) -> None: ...
-
-
-def secret_of(config: Config) -> ProjectSecret:
-    """Return the project's secret: ARBITRAGE_SECRET, or the file arbitrage.secret, created beside the configuration."""
-    secret = existing_secret(config)
-    if secret is not None:
-        return secret
-    if "://" in database_of(config):
-        raise ConfigError("gateways that share a database share a secret; set ARBITRAGE_SECRET for each")
-    return ProjectSecret.create(config.folder)
-
-
-def identities_of(config: Config, policy: str) -> dict[str, Any]:
-    """Return the identities of a policy's models, and of its groups, under this configuration."""
-    pair = pairs_of(Models(config.for_policy(policy), Extras(keyless=True)))[policy]
-    return identities_of_pair(pair, config.policies[policy].group)
-
-
-@asynccontextmanager
-async def application(
-    config: Config,
-    log: Log = _unlogged,
-    metrics: Metrics | None = None,
-    clock: Callable[[], float] = time.time,
-    *,
-    drain: Drain | None = None,
-    migrating: bool = True,
-) -> AsyncGenerator[ASGIApp]:
-    """Open a configuration's models and store, and yield the application over them.
-
-    Args:
-        config: the whole configuration.
-        log: takes a line of JSON for every request.
-        metrics: where things are counted; without it, only requests and decisions are.
-        clock: the time by which the outcomes of audits are due, in seconds since 1970.
-        drain: whether the gateway is about to stop.
-        migrating: whether to bring the database to this release and configuration; if not, `prepare` has done it.
-    """
-    check_policies(config)
-    _check_people(config)
-    secret, webhooks = secret_of(config), webhooks_of(config)
-    store = await open_record(config, migrating=migrating)
-    spending = spending_limit(store, config.gateway)
-    telemetry = _telemetry() if config.gateway.otel else None
-    try:
-        await integrity.seal(store, everything=True)
-        traced, share = None if telemetry is None else telemetry.port, config.gateway.live_share
-        extras = Extras(breaker=True, guardian_spending=spending, live_share=share, traced=traced)
-        async with Models(config, extras) as models:
-            await admit_first_key(store)
-            queue = ReviewQueue(store, config.teams, secret.keys[0])
-            policies = await _policies(config, store, models, secret, queue, installing=migrating)
-            renewer = Renewer(config, store, policies, secret, clock)
-            await renewer.import_logs()
-            check_binding(config.gateway.host, has_keys=bool(await store.run(keys.list_all)))
-            yield create_app(
-                Parts(
-                    config=config,
-                    store=store,
-                    policies=policies,
-                    secret=secret.keys[0],
-                    renewer=renewer,
-                    breakers=models.breakers,
-                    guardian_breakers=_breakers_of_guardians(config, models),
-                    log=log,
-                    metrics=metrics or Metrics(),
-                    clock=clock,
-                    traced=None if telemetry is None else telemetry.route,
-                    webhooks=webhooks,
-                    drain=drain or Drain.of(config.gateway),
-                    queue=queue,
-                )
-            )
-    finally:
-        if spending is not None:
-            await spending.close()
-        await store.close()
-        if telemetry is not None:
-            await telemetry.close()
-
-
-async def _policies(
-    config: Config, store: Store, models: Models, secret: ProjectSecret, queue: ReviewQueue, *, installing: bool
-) -> PolicyTable:
-    """Load a configuration's policies, once it is clear that their Guardians' limits can be kept."""
-    pairs = pairs_of(models, calls_limit(store, config.gateway), queue)
-    check_spending(config, models)
-    policies = PolicyTable(config, store, pairs, secret)
-    await policies.load(installing=installing)
-    return policies
-
-
-def _telemetry() -> "Telemetry":
-    """Set up OpenTelemetry.
-
-    Raises:
-        ConfigError: its packages are not installed.
-    """
-    try:
-        from conformal_arbitrage.gateway.telemetry import Telemetry
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"[gateway] otel = true needs {error.name}: run `pip install '.[otel]'` in a clone, or remove the setting"
-        ) from error
-    return Telemetry()
-
-
-def _breakers_of_guardians(config: Config, models: Models) -> dict[str, list[Breaker]]:
-    """Return the breakers of every policy's Guardian."""
-    breakers = models.guardian_breakers
-    return {policy: breakers.get(config.section_of(policy, "guardian"), []) for policy in config.policies}
-
-
-def _check_people(config: Config) -> None:
-    """Refuse a person as a model where there is neither a team nor a terminal to ask at.
-
-    Raises:
-        ConfigError: a person without a team is configured, and standard input is not a terminal.
-    """
-    used = [
-        config.section_of(policy, role)
-        for policy in config.policies
-        for role in ROLES
-        if role == "primary" or review_terms(config, policy) is None
+def start_notes(config: Config) -> list[str]:
+    """Return what the configuration can never do, in words."""
+    return [
+        f'policy {name}: free text with content = "{policy.content}" keeps no answers, so its rows can never be graded or '
+        f'calibrated on; set content = "full" in [policies.{name}]'
+        for name, policy in config.policies.items()
+        if config.form_of(name) == "text"
+        and policy.content != "full"
+        and (policy.mode == "shadow" or policy.audit_rate > 0)
     ]
-    people = [section for section in used if config.section(section).is_person]
-    if people and not has_terminal():
-        name = config.section(people[0]).label
-        raise ConfigError(
-            f"[{people[0]}] is a person, and there is no terminal to ask at: let a team answer as the Guardian, with a "
-            f"section [teams.{json.dumps(name)}] and members = [...], or start the gateway at a terminal"
-        )
-
-
-@asynccontextmanager
-async def running(
-    config: Config, log: Log = _unlogged, metrics: Metrics | None = None, *, migrating: bool = True
-) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
-    """Run a gateway; yield its address, and the task that ends when it is told to stop."""
-    counted, drain = metrics or Metrics(), Drain.of(config.gateway)
-    async with application(config, log, counted, drain=drain, migrating=migrating) as app:
-        listening = _listen(config.gateway.host, config.gateway.port)
-        host, port = listening.getsockname()[:2]  # a signal may have closed it as soon as the server has started
-        settings = ServerSettings(app, Connections(config.gateway, counted), config.gateway.grace)
-        server = _Server(settings, drain)
-        task = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started and not task.done():
-            await asyncio.sleep(0.005)
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
-        server.should_exit = True
-        await task
-
-
-class _Server(uvicorn.Server):
-    """A server that shuts down on a signal without raising it again, so that everything is closed properly."""
-
-    def __init__(self, config: ServerSettings, drain: Drain) -> None:
-        super().__init__(config)
-        self._drain = drain
-        self._stopping: asyncio.TimerHandle | None = None
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Drain and stop on SIGTERM; stop on SIGINT, or on a second signal."""
-        loop = asyncio.get_running_loop()
-        signals = _STOPPING if threading.current_thread() is threading.main_thread() else ()
-        for number in signals:
-            loop.add_signal_handler(number, self.stop, number)
-        try:
-            yield
-        finally:
-            if self._stopping is not None:
-                self._stopping.cancel()
-            for number in signals:
-                loop.remove_signal_handler(number)
-
-    def stop(self, number: int) -> None:
-        """Stop after the drain, if there is one and it has not begun; else at once."""
-        if number != signal.SIGTERM or self._drain.begun or not self._drain.seconds:
-            self.handle_exit(number, None)
-            return
-        self._drain.begun = True
-        self.config.encoded_headers.append(_CLOSE)  # which uvicorn takes its default headers from, once a second
-        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
-        self._stopping = asyncio.get_running_loop().call_later(self._drain.seconds, self.handle_exit, number, None)
-        _log.info("told to stop: not ready any more, and no more requests are accepted in %g s", self._drain.seconds)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Accept nothing more, and hold nobody who waits for people."""
-        super().handle_exit(sig, frame)
-        self._drain.end()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down; after a second signal without waiting for connections, but the application still ends in order.
-
-        Requests that are cut off at the end of the grace record what their Primary said, before the store is closed.
-        """
-        await super().shutdown(sockets)
-        if self.force_exit:
-            await self.lifespan.shutdown()
-        elif cut := set(self.server_state.tasks):
-            await asyncio.wait(cut, timeout=_RECORDING)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port} ({error.strerror}); give another --port") from error
-
-
-def run(config: Config, *, started: Started, migrating: bool = True) -> None:
-    """Serve on uvloop, which uvicorn sets up only where it starts the event loop itself."""
-
-    def quiet(url: str) -> None:
-        gc.collect()
-        gc.freeze()  # what exists now stays; later collections only visit what requests leave behind
-        gc.set_threshold(10_000, 20, 50)
-        started(url)
-
-    try:
-        uvloop.run(serve(config, started=quiet, migrating=migrating))
-    finally:
-        gc.unfreeze()  # or extension modules report what is frozen as leaked at exit
-
-
-async def serve(config: Config, *, started: Started, migrating: bool = True) -> None:
-    """Serve until told to stop, logging to stderr; on SIGTERM it drains, and requests in flight finish first."""
-    metrics = Metrics()
-    descriptor = os.open(os.devnull, os.O_WRONLY) if sys.__stderr__ is None else 2
-    lines = LogLines(descriptor, dropped=metrics.lines_dropped.inc)
-    with logging_to(lines):
-        async with running(config, lines.add, metrics, migrating=migrating) as (url, task):
-            started(url)
-            for note in start_notes(config):
-                _log.warning(note)
-            await task
-
-
-# --- prepare ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """What was done to a database.
-
-    Attributes:
-        schema: its tables, now and before.
-        key: the id of the first key, if it was created.
-        installed: the versions that certificate files became.
-    """
-
-    schema: StoreSchema
-    key: str | None
-    installed: tuple[PolicyVersion, ...]
-
-
-async def prepare(config: Config) -> Preparation:
-    """Migrate the tables, create the first key, and install the certificate files that changed; call no model.
-
-    Raises:
-        ArbitrageError: a certificate cannot be used with these models, or the database cannot be used.
-    """
-    check_policies(config)
-    secret = secret_of(config)
-    store = await open_record(config)
-    try:
-        await integrity.seal(store, everything=True)
-        key = await admit_first_key(store)
-        policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), secret)
-        installed = await policies.install_files()
-        return Preparation(schema=store.schema, key=key, installed=tuple(installed))
-    finally:
-        await store.close()

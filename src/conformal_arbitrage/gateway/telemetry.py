@@ -8,6 +8,8 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,9 +20,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from conformal_arbitrage.gateway.http import DECISION_ID, NOTHING_SENT, POLICY, SENT, Sent
+from conformal_arbitrage.gateway.http import DECISION_ID, Exchange
 from conformal_arbitrage.models.port import Port
 from conformal_arbitrage.models.tracing import Instruments, Traced
 
@@ -28,6 +30,7 @@ _NAME = "conformal_arbitrage"
 _AT_THE_END = 5.0  # seconds for what was not exported when the process ends
 _DECIDED_BY = "x-arbitrage-decided-by"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_CONTEXT = (b"traceparent", b"tracestate")
 _context = TraceContextTextMapPropagator()
 
 
@@ -51,24 +54,21 @@ class Telemetry:
         """Return a port whose calls are recorded."""
         return Traced(port, role, self._instruments)
 
-    def route(self, app: ASGIApp, path: str) -> ASGIApp:
-        """Return a route whose requests are recorded."""
-
-        async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
-            sent = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _CONTEXT}
-            labels = {"http.request.method": scope["method"], "http.route": path, "url.scheme": scope["scheme"]}
-            start = time.perf_counter()
-            with self._tracer.start_as_current_span(
-                f"{scope['method']} {path}", _context.extract(sent), SpanKind.SERVER, labels,
-                record_exception=False, set_status_on_exception=True,
-            ) as span:  # fmt: skip
-                try:
-                    await app(scope, receive, send)
-                finally:
-                    labels["http.response.status_code"] = _describe(span, scope)
-                    self._duration.record(time.perf_counter() - start, labels)
-
-        return recorded
+    @contextmanager
+    def request(self, scope: Scope, path: str, exchange: Exchange) -> Generator[None]:
+        """Record a request of a route while it is served."""
+        sent = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _CONTEXT}
+        labels = {"http.request.method": scope["method"], "http.route": path, "url.scheme": scope["scheme"]}
+        start = time.perf_counter()
+        with self._tracer.start_as_current_span(
+            f"{scope['method']} {path}", _context.extract(sent), SpanKind.SERVER, labels,
+            record_exception=False, set_status_on_exception=True,
+        ) as span:  # fmt: skip
+            try:
+                yield
+            finally:
+                labels["http.response.status_code"] = _describe(span, exchange)
+                self._duration.record(time.perf_counter() - start, labels)
 
     async def close(self) -> None:
         """Export what is left, for a moment: a collector that does not answer does not hold up the end."""
@@ -81,15 +81,12 @@ class Telemetry:
         self._figures.shutdown()
 
 
-_CONTEXT = (b"traceparent", b"tracestate")
-
-
-def _describe(span: Span, scope: Scope) -> int:
+def _describe(span: Span, exchange: Exchange) -> int:
     """Note what was answered; return its status."""
-    reply: Sent = scope.get(SENT, NOTHING_SENT)
+    reply = exchange.reply
     span.set_attribute("http.response.status_code", reply.status_code)
     named = {
-        "arbitrage.policy": scope.get(POLICY),
+        "arbitrage.policy": exchange.policy,
         "arbitrage.decision_id": reply.headers.get(DECISION_ID),
         "arbitrage.decided_by": reply.headers.get(_DECIDED_BY),
     }

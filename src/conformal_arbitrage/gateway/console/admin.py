@@ -10,9 +10,14 @@ from typing import Any
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError, StoreError
+from conformal_arbitrage.gateway.api import WebhookTests
 from conformal_arbitrage.gateway.auth import new_key
-from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, redirect
+from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, redirect
+from conformal_arbitrage.gateway.jobs import Background
+from conformal_arbitrage.gateway.people import ReviewQueue
+from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.webhook import WebhookAttempt
+from conformal_arbitrage.models.wrappers import Breaker
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import outbox, reviews
 from conformal_arbitrage.store.keys import Scope
@@ -20,6 +25,7 @@ from conformal_arbitrage.store.outbox import DeliveryBacklog
 from conformal_arbitrage.store.record import new_id
 from conformal_arbitrage.store.reviews import TeamBacklog
 from conformal_arbitrage.store.schema import MIGRATIONS
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 # --- The page of API keys ---
@@ -38,8 +44,10 @@ _LONGEST_LABEL = 200
 class KeysPage:
     """The routes under /console/keys."""
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
+    def __init__(self, pages: Pages, store: Store, config: Config) -> None:
+        self._pages = pages
+        self._store = store
+        self._config = config
 
     async def keys(self, visit: Visit) -> Response:
         """GET /console/keys."""
@@ -55,7 +63,7 @@ class KeysPage:
                 status=422,
             )
         policy = visit.form.get("policy", "")
-        if policy and policy not in self._parts.config.policies:
+        if policy and policy not in self._config.policies:
             raise RequestError(f"There is no policy {policy:.80}.", status=422)
         first = visit.who.keyless
         if first and scope != "admin":
@@ -65,7 +73,7 @@ class KeysPage:
             )
         key, sha256 = new_key()
         id = new_id()
-        await self._parts.store.run(
+        await self._store.run(
             stored_keys.create,
             id=id,
             sha256=sha256,
@@ -76,7 +84,7 @@ class KeysPage:
         )
         _log.info("key %s of scope %s was made by %s", id, scope, visit.who.key_id)
         if first:  # who sees this page is not signed in any more
-            return self._parts.pages.page("first-key.html", replace(visit, visitor=None), key=key)
+            return self._pages.page("first-key.html", replace(visit, visitor=None), key=key)
         return await self._page(visit, made=key)
 
     async def revoke(self, visit: Visit) -> Response:
@@ -84,22 +92,21 @@ class KeysPage:
         id = visit.form.get("id", "")[:200]
         if id == visit.who.key_id:
             raise RequestError("You are signed in with this key; sign in with another one to revoke it.", status=409)
-        if not await self._parts.store.run(stored_keys.revoke, id):
+        if not await self._store.run(stored_keys.revoke, id):
             raise RequestError("There is no such key.", status=404)
         _log.info("key %s was revoked by %s", id, visit.who.key_id)
         return redirect("/console/keys")
 
     async def _page(self, visit: Visit, made: str | None = None) -> Response:
-        keys = list(reversed(await self._parts.store.run(stored_keys.list_all)))
-        return self._parts.pages.page(
+        keys = list(reversed(await self._store.run(stored_keys.list_all)))
+        return self._pages.page(
             "keys.html", visit, keys=[(one, self._teams(one.label)) for one in keys], made=made, scopes=_SCOPES,
-            names=list(self._parts.config.policies), now=time.time(),
+            names=list(self._config.policies), now=time.time(),
         )  # fmt: skip
 
     def _teams(self, label: str) -> list[str]:
         """Return the teams that a key's label is on."""
-        teams = self._parts.queue.teams.items()
-        return [name for name, team in teams if label in (*team.members, *team.leads)]
+        return [name for name, team in self._config.teams.items() if label in (*team.members, *team.leads)]
 
 
 def _expiry(days: str) -> float | None:
@@ -119,10 +126,35 @@ def _expiry(days: str) -> float | None:
 
 
 class HealthPage:
-    """GET /console/health."""
+    """GET /console/health.
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
+    Args:
+        pages: makes the page.
+        store: whose health it is.
+        config: the whole configuration.
+        queue: the teams.
+        webhooks: tries webhooks.
+        background: the jobs.
+        breakers: of the models.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        store: Store,
+        config: Config,
+        queue: ReviewQueue,
+        webhooks: WebhookTests,
+        background: Background,
+        breakers: Sequence[Breaker],
+    ) -> None:
+        self._pages = pages
+        self._store = store
+        self._config = config
+        self._queue = queue
+        self._webhooks = webhooks
+        self._background = background
+        self._breakers = breakers
         self._started = time.time()
 
     async def health(self, visit: Visit) -> Response:
@@ -132,12 +164,12 @@ class HealthPage:
     async def test_webhook(self, visit: Visit) -> Response:
         """POST /console/webhooks/{name}/test: send a webhook a test message, and show what came back."""
         name = visit.named("name")
-        attempt = await self._parts.webhooks.attempt(name)
+        attempt = await self._webhooks.attempt(name)
         _log.info("%s tested webhook %s: %s", visit.who.key_id, name, attempt.problem or "accepted")
         return await self._full(visit, name, attempt)
 
     async def _full(self, visit: Visit, tested: str = "", attempt: WebhookAttempt | None = None) -> Response:
-        store, webhooks = self._parts.store, self._parts.config.gateway.webhooks
+        store, webhooks = self._store, self._config.gateway.webhooks
         begun = time.perf_counter()
         await store.writable()
         took = time.perf_counter() - begun
@@ -154,9 +186,9 @@ class HealthPage:
 
     async def _teams(self, visitor: Visitor) -> list[TeamBacklog]:
         """Return the teams with something before them; reviewers see their own."""
-        people = self._parts.queue.people()
+        people = self._queue.people()
         own = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
-        return [one for one in await self._parts.store.run(reviews.backlogs, own) if one.open]
+        return [one for one in await self._store.run(reviews.backlogs, own) if one.open]
 
     def without_store(self, visit: Visit, error: StoreError) -> Response:
         """Show what is known without the store; what it said itself is for those who are signed in."""
@@ -166,15 +198,14 @@ class HealthPage:
         return self._page(visit, error=message, took=None, audits=[], teams=[], webhooks=[], tested="", attempt=None)
 
     def _page(self, visit: Visit, *, error: str | None, **values: Any) -> Response:
-        parts = self._parts
         known = visit.visitor is not None
-        resting = sorted({breaker.origin for breaker in parts.breakers if breaker.resting}) if known else []
-        problems = dict(parts.background.failed) if known else {}
-        return parts.pages.page(
+        resting = sorted({breaker.origin for breaker in self._breakers if breaker.resting}) if known else []
+        problems = dict(self._background.failed) if known else {}
+        return self._pages.page(
             "health.html", visit, status=200 if error is None else 503, error=error, known=known,
-            upstreams=sorted({breaker.origin for breaker in parts.breakers}) if known else [],
+            upstreams=sorted({breaker.origin for breaker in self._breakers}) if known else [],
             resting=resting, problems=problems, schema=len(MIGRATIONS), version=version("conformal-arbitrage"),
-            started=self._started, database=_kind(parts.config.gateway.database), **values,
+            started=self._started, database=_kind(self._config.gateway.database), **values,
         )  # fmt: skip
 
 

@@ -1,168 +1,142 @@
 """The console's routes: who may open which page, and what happens when something fails."""
 
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from conformal_arbitrage.errors import ArbitrageError, RequestError, StoreError
 from conformal_arbitrage.gateway.console.admin import HealthPage, KeysPage
 from conformal_arbitrage.gateway.console.decisions import DecisionPage, DecisionsPage
-from conformal_arbitrage.gateway.console.policy import OverviewPage, PolicyPage
+from conformal_arbitrage.gateway.console.policy import Frontiers, OverviewPage, PolicyPage
 from conformal_arbitrage.gateway.console.render import (
     HEADERS,
-    ConsoleParts,
+    Pages,
     SignInNeededError,
+    SignIns,
     Visit,
+    changes,
     redirect,
     sentence,
 )
 from conformal_arbitrage.gateway.console.review import ReviewPage
-from conformal_arbitrage.gateway.http import SENT, failure_of
+from conformal_arbitrage.gateway.http import AccessLog, Exchange, Refresher, failure_of
 from conformal_arbitrage.store.keys import Scope
+from conformal_arbitrage.store.session import Store
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.gateway import Gateway
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 ConsoleHandler = Callable[[Visit], Awaitable[Response]]
-Wrap = Callable[[ASGIApp, str], ASGIApp]
 
 
-class Console:
-    """All pages of the console.
-
-    Args:
-        parts: what they are made from.
-    """
-
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
-        self.health = HealthPage(parts)
-
-    def routes(self, wrap: Wrap) -> list[Route]:
-        """Return the routes; `wrap` surrounds each, which it is given with its path."""
-        parts = self._parts
-        overview = OverviewPage(parts)
-        policy, keys, review = PolicyPage(parts, overview), KeysPage(parts), ReviewPage(parts)
-        pages: list[tuple[str, str, Scope | None, ConsoleHandler]] = [
-            ("GET", "/console", "review", overview.overview),
-            ("GET", "/console/decisions", "review", DecisionsPage(parts).decisions),
-            ("GET", "/console/decisions/{id}", "review", DecisionPage(parts).decision),
-            ("GET", "/console/policies/{name}", "review", policy.policy),
-            ("POST", "/console/policies/{name}/check", "admin", policy.check),
-            ("POST", "/console/policies/{name}/install", "admin", policy.install),
-            ("POST", "/console/policies/{name}/rollback", "admin", policy.roll_back),
-            ("POST", "/console/policies/{name}/lift", "admin", policy.lift),
-            ("POST", "/console/policies/{name}/renew", "admin", policy.renew),
-            ("POST", "/console/policies/{name}/choose", "admin", policy.choose),
-            ("GET", "/console/review", "review", review.review),
-            ("POST", "/console/review", "review", review.act),
-            ("POST", "/console/review/renew", "review", review.renew),
-            ("POST", "/console/review/return", "review", review.give_back),
-            ("GET", "/console/team", "review", review.team),
-            ("GET", "/console/keys", "admin", keys.keys),
-            ("POST", "/console/keys", "admin", keys.create),
-            ("POST", "/console/keys/revoke", "admin", keys.revoke),
-            ("GET", "/console/health", "review", self.health.health),
-            ("POST", "/console/webhooks/{name}/test", "admin", self.health.test_webhook),
-            ("GET", "/console/changes", "review", self._changes),
-            ("GET", "/console/sign-in", None, self._sign_in_form),
-            ("POST", "/console/sign-in", None, self._sign_in),
-            ("POST", "/console/sign-out", "review", self._sign_out),
-            ("GET", "/console/static/{digest}/{file}", None, self._static),
-            ("GET", "/console/{rest:path}", "review", _nothing_there),
-        ]
-        rooms: dict[str, dict[str, ASGIApp]] = {}
-        for method, path, scope, handler in pages:
-            rooms.setdefault(path, {})[method] = _Room(self._parts, handler, scope, self.health)
-        return [Route(path, wrap(_ByMethod(methods), path)) for path, methods in rooms.items()]
-
-    async def _changes(self, visit: Visit) -> Response:
-        """GET /console/changes: how far things have come, which open pages ask for every two seconds."""
-        return Response(await self._parts.changes(visit), media_type="text/plain")
-
-    async def _sign_in_form(self, visit: Visit) -> Response:
-        return self._parts.pages.page("sign-in.html", visit, message=_REASONS.get(visit.query.get("why", ""), ""))
-
-    async def _sign_in(self, visit: Visit) -> Response:
-        response = redirect("/console")
-        try:
-            await self._parts.doorkeeper.sign_in(visit.request, visit.form.get("key", ""), response)
-        except SignInNeededError as error:
-            return self._parts.pages.page("sign-in.html", visit, status=401, message=str(error))
-        return response
-
-    async def _sign_out(self, visit: Visit) -> Response:
-        response = redirect("/console/sign-in?why=left")
-        await self._parts.doorkeeper.sign_out(visit.request, response)
-        return response
-
-    async def _static(self, visit: Visit) -> Response:
-        return self._parts.pages.file(visit.named("digest"), visit.named("file"))
+def console_routes(gateway: "Gateway") -> list[Route]:
+    """Return the routes of the console of a gateway."""
+    config, store, policies, queue = gateway.config, gateway.store, gateway.policies, gateway.queue
+    pages = Pages()
+    sign_ins = SignIns(store, gateway.authenticator, gateway.secret, config.gateway.public_url)
+    signing = SignInPages(pages, sign_ins)
+    overview = OverviewPage(pages, store, policies, gateway.watcher, queue, alpha=config.alpha, clock=gateway.clock)
+    frontiers = Frontiers(store, config, gateway.secret, gateway.clock)
+    policy = PolicyPage(pages, store, policies, gateway.renewer, overview, frontiers, gateway.clock)
+    review, keys = ReviewPage(pages, store, queue, policies), KeysPage(pages, store, config)
+    decisions, decision = DecisionsPage(pages, store, config.policies), DecisionPage(pages, store, config.policies)
+    health = HealthPage(pages, store, config, queue, gateway.webhook_tests, gateway.background, gateway.breakers)
+    served: list[tuple[str, str, Scope | None, ConsoleHandler]] = [
+        ("GET", "/console", "review", overview.overview),
+        ("GET", "/console/decisions", "review", decisions.decisions),
+        ("GET", "/console/decisions/{id}", "review", decision.decision),
+        ("GET", "/console/policies/{name}", "review", policy.policy),
+        ("POST", "/console/policies/{name}/check", "admin", policy.check),
+        ("POST", "/console/policies/{name}/install", "admin", policy.install),
+        ("POST", "/console/policies/{name}/rollback", "admin", policy.roll_back),
+        ("POST", "/console/policies/{name}/lift", "admin", policy.lift),
+        ("POST", "/console/policies/{name}/renew", "admin", policy.renew),
+        ("POST", "/console/policies/{name}/choose", "admin", policy.choose),
+        ("GET", "/console/review", "review", review.review),
+        ("POST", "/console/review", "review", review.act),
+        ("POST", "/console/review/renew", "review", review.renew),
+        ("POST", "/console/review/return", "review", review.give_back),
+        ("GET", "/console/team", "review", review.team),
+        ("GET", "/console/keys", "admin", keys.keys),
+        ("POST", "/console/keys", "admin", keys.create),
+        ("POST", "/console/keys/revoke", "admin", keys.revoke),
+        ("GET", "/console/health", "review", health.health),
+        ("POST", "/console/webhooks/{name}/test", "admin", health.test_webhook),
+        ("GET", "/console/changes", "review", _changes_of(store)),
+        ("GET", "/console/sign-in", None, signing.form),
+        ("POST", "/console/sign-in", None, signing.sign_in),
+        ("POST", "/console/sign-out", "review", signing.sign_out),
+        ("GET", "/console/static/{digest}/{file}", None, _files_of(pages)),
+        ("GET", "/console/{rest:path}", "review", _nothing_there),
+    ]
+    by_path: dict[str, dict[str, tuple[Scope | None, ConsoleHandler]]] = {}
+    for method, path, scope, handler in served:
+        by_path.setdefault(path, {})[method] = scope, handler
+    return [
+        Route(path, ConsoleEndpoint(path, handlers, pages, sign_ins, gateway.refresher, gateway.access, health))
+        for path, handlers in by_path.items()
+    ]
 
 
-_REASONS = {
-    "left": "You are signed out.",
-    "over": "You were signed out: the key is no longer valid, or an hour has passed without a page.",
-}
-
-
-async def _nothing_there(visit: Visit) -> Response:
-    if not visit.named("rest"):
-        return redirect("/console")
-    raise RequestError("There is no such page.", status=404)
-
-
-class _ByMethod:
-    """Sends a request to the room for its method."""
-
-    def __init__(self, rooms: dict[str, ASGIApp]) -> None:
-        self._rooms = rooms
-
-    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        room = self._rooms.get(method)
-        if room is None:
-            response = Response("not allowed", status_code=405, headers={"allow": ", ".join(self._rooms), **HEADERS})
-            scope[SENT] = response
-            await response(scope, receive, send)
-            return
-        await room(scope, receive, send)
-
-
-class _Room:
-    """One page, for those who may see it.
+class ConsoleEndpoint:
+    """One path of the console, for those who may open it.
 
     Args:
-        parts: lets visitors in.
-        handler: makes the page.
-        scope: what the visitor's key needs; None for a page that needs no key.
-        health: what is shown if the store is away, and the page is that of the gateway's health.
+        path: as metrics name it.
+        handlers: by method, what the visitor's key needs, None if no key is needed, and what makes the page.
+        pages: makes the pages about errors.
+        sign_ins: who is signed in.
+        refresher: brings keys and policies up to date first.
+        access: counts and logs requests.
+        health: what is shown at /console/health if the store is away.
     """
 
-    def __init__(self, parts: ConsoleParts, handler: ConsoleHandler, scope: Scope | None, health: HealthPage) -> None:
-        self._parts = parts
-        self._handler = handler
-        self._scope: Scope | None = scope
+    def __init__(
+        self,
+        path: str,
+        handlers: Mapping[str, tuple[Scope | None, ConsoleHandler]],
+        pages: Pages,
+        sign_ins: SignIns,
+        refresher: Refresher,
+        access: AccessLog,
+        health: HealthPage,
+    ) -> None:
+        self._path = path
+        self._handlers = handlers
+        self._pages = pages
+        self._sign_ins = sign_ins
+        self._refresher = refresher
+        self._access = access
         self._health = health
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        """Serve the request."""
+        """Serve a request."""
+        start = time.perf_counter()
         response = await self._response(Request(scope, receive))
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
-        scope[SENT] = response
         await response(scope, receive, send)
+        self._access.note(scope["method"], self._path, Exchange(reply=response), time.perf_counter() - start)
 
     async def _response(self, request: Request) -> Response:
+        served = self._handlers.get("GET" if request.method == "HEAD" else request.method)
+        if served is None:
+            return Response("not allowed", status_code=405, headers={"allow": ", ".join(self._handlers)})
+        scope, handler = served
         visit = Visit(request=request, visitor=None, csrf="")
         try:
-            self._parts.doorkeeper.check_host(request)
-            await self._parts.refresher.refresh()
-            visit = await self._admitted(request)
-            return await self._handler(visit)
+            self._sign_ins.check_host(request)
+            await self._refresher.refresh()
+            visit = await self._admitted(request, scope)
+            return await handler(visit)
         except SignInNeededError as error:
             if request.method == "GET":
                 return redirect("/console/sign-in" + ("?why=over" if "signed out" in str(error) else ""))
@@ -172,14 +146,13 @@ class _Room:
                 return self._health.without_store(visit, error)
             return self._failure(visit, error)
 
-    async def _admitted(self, request: Request) -> Visit:
-        doorkeeper = self._parts.doorkeeper
-        if self._scope is None:
-            visitor, csrf = None, doorkeeper.sign_in_token()
+    async def _admitted(self, request: Request, scope: Scope | None) -> Visit:
+        if scope is None:
+            visitor, csrf = None, self._sign_ins.sign_in_token()
         else:
-            visitor = await doorkeeper.visitor(request, self._scope)
+            visitor = await self._sign_ins.visitor(request, scope)
             csrf = visitor.csrf
-        form = await doorkeeper.form(request, csrf) if request.method == "POST" else {}
+        form = await self._sign_ins.form(request, csrf) if request.method == "POST" else {}
         return Visit(request=request, visitor=visitor, csrf=csrf, form=form)
 
     def _failure(self, visit: Visit, error: ArbitrageError) -> Response:
@@ -187,17 +160,69 @@ class _Room:
         if isinstance(error, StoreError):
             _log.error("%s: %s", type(error).__name__, error)
             words = "The gateway cannot reach its database, so there is nothing to show. The health page says more."
-            return self._parts.pages.page(
-                "error.html", visit, status=503, title="The database is unreachable", message=words
-            )
-        failure = failure_of(error)
-        message = (
-            str(error) if isinstance(error, RequestError) else "The page could not be made; the log has the reason."
-        )
-        title = _TITLES.get(failure.status, "That did not work")
-        return self._parts.pages.page(
-            "error.html", visit, status=failure.status, title=title, message=sentence(message)
-        )
+            return self._pages.page("error.html", visit, status=503, title="The database is unreachable", message=words)
+        status = failure_of(error).status
+        unknown = "The page could not be made; the log has the reason."
+        message = sentence(str(error) if isinstance(error, RequestError) else unknown)
+        title = _TITLES.get(status, "That did not work")
+        return self._pages.page("error.html", visit, status=status, title=title, message=message)
 
 
 _TITLES = {403: "Not allowed", 404: "Not found", 401: "Sign in first", 503: "Out of service"}
+
+
+class SignInPages:
+    """The pages for signing in and out."""
+
+    def __init__(self, pages: Pages, sign_ins: SignIns) -> None:
+        self._pages = pages
+        self._sign_ins = sign_ins
+
+    async def form(self, visit: Visit) -> Response:
+        """GET /console/sign-in."""
+        return self._pages.page("sign-in.html", visit, message=_REASONS.get(visit.query.get("why", ""), ""))
+
+    async def sign_in(self, visit: Visit) -> Response:
+        """POST /console/sign-in."""
+        response = redirect("/console")
+        try:
+            await self._sign_ins.sign_in(visit.request, visit.form.get("key", ""), response)
+        except SignInNeededError as error:
+            return self._pages.page("sign-in.html", visit, status=401, message=str(error))
+        return response
+
+    async def sign_out(self, visit: Visit) -> Response:
+        """POST /console/sign-out."""
+        response = redirect("/console/sign-in?why=left")
+        await self._sign_ins.sign_out(visit.request, response)
+        return response
+
+
+_REASONS = {
+    "left": "You are signed out.",
+    "over": "You were signed out: the key is no longer valid, or an hour has passed without a page.",
+}
+
+
+def _changes_of(store: Store) -> ConsoleHandler:
+    """Answer GET /console/changes: how far things have come, which open pages ask for every two seconds."""
+
+    async def answer(visit: Visit) -> Response:
+        return Response(await changes(store, visit), media_type="text/plain")
+
+    return answer
+
+
+def _files_of(pages: Pages) -> ConsoleHandler:
+    """Answer GET /console/static/{digest}/{file}."""
+
+    async def answer(visit: Visit) -> Response:
+        return pages.file(visit.named("digest"), visit.named("file"))
+
+    return answer
+
+
+async def _nothing_there(visit: Visit) -> Response:
+    if not visit.named("rest"):
+        return redirect("/console")
+    raise RequestError("There is no such page.", status=404)

@@ -12,10 +12,12 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.audits import yet_to_judge
 from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
-from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, redirect
+from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, redirect
+from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.store import pages, reviews
 from conformal_arbitrage.store.pages import Mark
 from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document, time_of
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import Leg
 
 # --- Lists of decisions with filters; every filter is answered by an index, so a page costs what it holds ---
@@ -95,8 +97,10 @@ def read_filter(query: Mapping[str, str], visitor: Visitor) -> DecisionFilter:
 class DecisionsPage:
     """GET /console/decisions."""
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
+    def __init__(self, pages: Pages, store: Store, policies: Mapping[str, PolicyConfig]) -> None:
+        self._pages = pages
+        self._store = store
+        self._policies = policies
 
     async def decisions(self, visit: Visit) -> Response:
         """Show a page of decisions, the newest first."""
@@ -110,8 +114,8 @@ class DecisionsPage:
         hidden = await self._hidden(shown)
         if wanted.who or wanted.mark:  # which would tell what is withheld
             shown = [one for one in shown if one.id not in hidden]
-        names = [name for name in self._parts.config.policies if visit.who.sees(name)]
-        return self._parts.pages.page(
+        names = [name for name in self._policies if visit.who.sees(name)]
+        return self._pages.page(
             "decisions.html", visit, records=[(asked_at(one), one) for one in shown], wanted=wanted, older=older,
             names=names, who=_WHO, marks=_MARKS, hidden=hidden, bound=visit.who.policies is not None,
         )  # fmt: skip
@@ -125,7 +129,7 @@ class DecisionsPage:
 
     async def _in_order(self, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
         async def read(before: str | None, limit: int) -> list[DecisionRecord]:
-            return await self._parts.store.run(
+            return await self._store.run(
                 pages.records,
                 policy=wanted.policy or None,
                 decided_by=wanted.who or None,
@@ -142,7 +146,7 @@ class DecisionsPage:
 
     async def _marked(self, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
         """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
-        page = await self._parts.store.run(
+        page = await self._store.run(
             pages.marked_decisions,
             mark,
             policy=wanted.policy or None,
@@ -157,7 +161,7 @@ class DecisionsPage:
 
     async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
         """Return the ids of decisions that people are still deciding."""
-        return await yet_to_judge(self._parts.store, self._parts.config.policies, records)
+        return await yet_to_judge(self._store, self._policies, records)
 
 
 def asked_at(record: DecisionRecord) -> float:
@@ -219,18 +223,20 @@ class ShownDecision:
 class DecisionPage:
     """GET /console/decisions/{id}."""
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
+    def __init__(self, pages: Pages, store: Store, policies: Mapping[str, PolicyConfig]) -> None:
+        self._pages = pages
+        self._store = store
+        self._policies = policies
 
     async def decision(self, visit: Visit) -> Response:
         """Show one decision."""
         id = visit.named("id")
-        record = await self._parts.store.run(pages.record, id[:64])
+        record = await self._store.run(pages.record, id[:64])
         if record is None or not visit.who.sees(record.policy):
             raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
         open = await self._is_open(visit, record)
         text = msgspec.json.format(msgspec.json.encode(document(record)), indent=2).decode()
-        return self._parts.pages.page(
+        return self._pages.page(
             "decision.html", visit, record=record, body=record.decision, shown=shown_decision(record),
             asked=asked_at(record), json=text, open=open, withheld=open and not visit.who.is_admin,
         )  # fmt: skip
@@ -240,10 +246,10 @@ class DecisionPage:
 
         An administrator may, and cannot vote on it from then on.
         """
-        if not await yet_to_judge(self._parts.store, self._parts.config.policies, [record]):
+        if not await yet_to_judge(self._store, self._policies, [record]):
             return False
         if visit.who.is_admin:
-            await self._parts.store.run(reviews.note_reader, record.id, visit.who.name)
+            await self._store.run(reviews.note_reader, record.id, visit.who.name)
         return True
 
 

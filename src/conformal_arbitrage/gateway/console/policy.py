@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -26,17 +26,22 @@ from conformal_arbitrage.collecting.renewal import (
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
 from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint, frontier_chart, loss_chart
 from conformal_arbitrage.gateway.console.render import (
-    ConsoleParts,
+    Pages,
     Visit,
+    changes,
     count_text,
     loss_text,
     moment,
     money,
     percent,
     redirect,
+    visited_policy,
 )
-from conformal_arbitrage.gateway.policies import LivePolicy, identities_of_pair
+from conformal_arbitrage.gateway.jobs import Renewer
+from conformal_arbitrage.gateway.people import ReviewQueue
+from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.watcher import Watcher
+from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.monitor import ServedFigure, voided
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.monitor import LedgerCourse, Standing
@@ -261,39 +266,64 @@ class PolicyCard:
 
 
 class OverviewPage:
-    """GET /console."""
+    """GET /console.
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
-        self._courses = Courses(parts.store)
+    Args:
+        pages: makes the page.
+        store: the record.
+        policies: those in force.
+        watcher: where they stand.
+        queue: the teams behind them.
+        alpha: the budget of policies without a certificate.
+        clock: the time, in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        pages: Pages,
+        store: Store,
+        policies: PolicyTable,
+        watcher: Watcher,
+        queue: ReviewQueue,
+        *,
+        alpha: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pages = pages
+        self._store = store
+        self._policies = policies
+        self._watcher = watcher
+        self._queue = queue
+        self._alpha = alpha
+        self._clock = clock
+        self._courses = Courses(store)
         self._drawn: dict[str, tuple[LossCourse, DrawnCourse]] = {}
 
     async def overview(self, visit: Visit) -> Response:
         """Show how every policy does."""
-        parts = self._parts
-        since = await parts.changes(visit)
-        now = parts.clock()
-        tallies = summed(await parts.store.run(events.tallies, since=now - DAYS * DAY))
-        visible = [live for live in parts.policies.all() if visit.who.sees(live.name)]
+        since = await changes(self._store, visit)
+        now = self._clock()
+        tallies = summed(await self._store.run(events.tallies, since=now - DAYS * DAY))
+        visible = [live for live in self._policies.all() if visit.who.sees(live.name)]
         # what needs someone first
         visible.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))
         cards = [await self.card(live, tallies) for live in visible]
-        broken = {name: error for name, error in parts.policies.out_of_service().items() if visit.who.sees(name)}
-        return parts.pages.page(
+        broken = {name: error for name, error in self._policies.out_of_service().items() if visit.who.sees(name)}
+        return self._pages.page(
             "overview.html", visit, since=since, cards=cards, broken=broken, days=DAYS, now=now,
             alarms=[card for card in cards if card.live.alarm is not None],
         )  # fmt: skip
 
     async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally]) -> PolicyCard:
         """Return what is shown of a policy."""
-        standing = shown_standing(live, self._parts.watcher)
+        standing = shown_standing(live, self._watcher)
         course = await self._courses.course(live, standing.group)
         tally = tallies.get(live.name, PolicyTally(policy=live.name, version=live.version))
         shadow = live.mode == "shadow"
         rows = None
         if shadow:
             identities = live.identities_sha256
-            rows = await self._parts.store.run(events.count_rows, live.name, identities_sha256=identities, since=0.0)
+            rows = await self._store.run(events.count_rows, live.name, identities_sha256=identities, since=0.0)
         return PolicyCard(
             live=live,
             standing=standing,
@@ -303,7 +333,7 @@ class OverviewPage:
             saved=saved(tally),
             waiting=await self._waiting(live),
             rows=rows,
-            rows_needed=ceil(1 / self._parts.config.alpha) - 1 if shadow else None,
+            rows_needed=ceil(1 / self._alpha) - 1 if shadow else None,
         )
 
     def _picture(self, policy: str, course: LossCourse) -> DrawnCourse:
@@ -315,10 +345,10 @@ class OverviewPage:
 
     async def _waiting(self, live: LivePolicy) -> TeamBacklog | None:
         """Return what the team behind a policy has before it; None if no people answer."""
-        name, people = guardian_name(live), self._parts.queue.people()
+        name, people = guardian_name(live), self._queue.people()
         if live.pair.guardian.identity.get("kind") != "human" or name not in people:
             return None
-        [backlog] = await self._parts.store.run(reviews.backlogs, {name: people[name]})
+        [backlog] = await self._store.run(reviews.backlogs, {name: people[name]})
         return backlog
 
 
@@ -430,9 +460,11 @@ class ShownFrontier:
 class Frontiers:
     """The frontiers of policies; each is kept for a minute, since many rows are read for it."""
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
-        self._looking = LookingPart((parts.secret,))
+    def __init__(self, store: Store, config: Config, secret: bytes, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._looking = LookingPart((secret,))
         self._kept: dict[str, tuple[tuple[str, int], float, LookedFrontier | str]] = {}
         self._computing = asyncio.Lock()
 
@@ -452,7 +484,7 @@ class Frontiers:
         )
 
     def _alpha(self, live: LivePolicy) -> float:
-        return self._parts.config.alpha if live.alpha is None else live.alpha
+        return self._config.alpha if live.alpha is None else live.alpha
 
     async def _frontier(self, live: LivePolicy) -> LookedFrontier | str:
         """Return the frontier of a policy, or why there is none."""
@@ -467,7 +499,7 @@ class Frontiers:
     async def _estimated(self, live: LivePolicy) -> LookedFrontier | str:
         if live.pair.models:
             return "a cascade has several thresholds; export a log and use `arbitrage evaluate --path`"
-        store, certificate = self._parts.store, live.certificate
+        store, certificate = self._store, live.certificate
         await events.gather_rows(store)
         rows = await store.run(
             events.latest_rows,
@@ -482,8 +514,8 @@ class Frontiers:
         wait = due_days(kind, human_guardian=live.pair.review is not None) * DAY
         try:
             frontier = await asyncio.to_thread(
-                looked_frontier, rows, certificate, alpha=self._alpha(live), settled=self._parts.clock() - wait,
-                guardian_sees=self._parts.config.guardian_sees,
+                looked_frontier, rows, certificate, alpha=self._alpha(live), settled=self._clock() - wait,
+                guardian_sees=self._config.guardian_sees,
             )  # fmt: skip
         except StoreError:
             raise
@@ -550,25 +582,37 @@ class ShownVersion:
 class PolicyPage:
     """The routes under /console/policies/{name}."""
 
-    def __init__(self, parts: ConsoleParts, overview: OverviewPage) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        pages: Pages,
+        store: Store,
+        policies: PolicyTable,
+        renewer: Renewer,
+        overview: OverviewPage,
+        frontiers: Frontiers,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pages = pages
+        self._store = store
+        self._policies = policies
+        self._renewer = renewer
         self._overview = overview
-        self._frontiers = Frontiers(parts)
+        self._frontiers = frontiers
+        self._clock = clock
 
     async def policy(self, visit: Visit) -> Response:
         """GET: everything about a policy."""
-        return await self._page(visit, self._parts.policy(visit))
+        return await self._page(visit, visited_policy(self._policies, visit))
 
     async def _page(self, visit: Visit, live: LivePolicy, **more: Any) -> Response:
-        parts, now = self._parts, self._parts.clock()
-        since = await parts.changes(visit)
-        tallies = summed(await parts.store.run(events.tallies, since=now - DAYS * DAY))
-        history = [_shown(version) for version in await parts.store.run(policies.history, live.name)]
+        since = await changes(self._store, visit)
+        tallies = summed(await self._store.run(events.tallies, since=self._clock() - DAYS * DAY))
+        history = [_shown(version) for version in await self._store.run(policies.history, live.name)]
         earlier = _earlier(history)
         void = (
             None
             if earlier is None
-            else voided(await parts.store.run(policies.prospect, live.name, earlier.version.certificate))
+            else voided(await self._store.run(policies.prospect, live.name, earlier.version.certificate))
         )
         card = await self._overview.card(live, tallies)
         values: dict[str, Any] = {
@@ -576,14 +620,14 @@ class PolicyPage:
             "void": void, "card": card, "ahead": await self._ahead(live), "identities": _identities(live),
             "install": None, "refused": None, "looked": await self._frontiers.shown(live, card.tally, visit.query),
         }  # fmt: skip
-        return parts.pages.page("policy.html", visit, since=since, **{**values, **more})
+        return self._pages.page("policy.html", visit, since=since, **{**values, **more})
 
     async def _ahead(self, live: LivePolicy) -> Outlook | str:
         """Return where the policy stands in its schedule of renewals, or why it has none."""
         if live.certificate is None:
             return "there is no certificate of a single pair of models to renew"
         try:
-            return await self._parts.renewer.ahead(live.name)
+            return await self._renewer.ahead(live.name)
         except StoreError:
             raise
         except ArbitrageError as error:
@@ -591,13 +635,13 @@ class PolicyPage:
 
     async def check(self, visit: Visit) -> Response:
         """POST .../check: say what installing a certificate would change; nothing is installed."""
-        live = self._parts.policy(visit)
+        live = visited_policy(self._policies, visit)
         text = visit.form.get("certificate", "")
         try:
             new = await self._checked(live.name, text)
         except RequestError as error:
             return await self._page(visit, live, refused=str(error))
-        forfeited = await self._parts.policies.forfeits(live.name, new.to_dict())
+        forfeited = await self._policies.forfeits(live.name, new.to_dict())
         install = {"text": text, "certificate": new, "changes": _changes(live, new), "forfeited": forfeited}
         return await self._page(visit, live, install=install)
 
@@ -608,7 +652,7 @@ class PolicyPage:
             RequestError: it is not one, or it cannot be used with this policy's models; the reason is in it.
         """
         document = _document(text)
-        await self._parts.policies.install(name, document, by="", dry_run=True)
+        await self._policies.install(name, document, by="", dry_run=True)
         try:
             return Certificate.from_dict(dict(document))
         except CertificateError as error:
@@ -617,7 +661,7 @@ class PolicyPage:
     async def install(self, visit: Visit) -> Response:
         """POST .../install: put a certificate in force."""
         name = self._name(visit)
-        version = await self._parts.policies.install(
+        version = await self._policies.install(
             name, _document(visit.form.get("certificate", "")), by=visit.who.key_id, dry_run=False
         )
         return self._done(visit, name, "installed", version)
@@ -625,22 +669,22 @@ class PolicyPage:
     async def roll_back(self, visit: Visit) -> Response:
         """POST .../rollback: go back to the version before."""
         name = self._name(visit)
-        return self._done(visit, name, "rolled back", await self._parts.policies.rollback(name, by=visit.who.key_id))
+        return self._done(visit, name, "rolled back", await self._policies.rollback(name, by=visit.who.key_id))
 
     async def lift(self, visit: Visit) -> Response:
         """POST .../lift: end safe mode without a new certificate."""
         name, reason = self._name(visit), visit.form.get("reason", "").strip()
         if not 0 < len(reason) <= _LONGEST_REASON:
             raise RequestError(f"Say why, in 1 to {_LONGEST_REASON} characters: the record keeps it.", status=422)
-        if await self._parts.store.run(policies.lift, name, reason=reason, by=visit.who.key_id) is None:
+        if await self._store.run(policies.lift, name, reason=reason, by=visit.who.key_id) is None:
             raise RequestError(f"Policy {name} has no alarm that stands.", status=409)
-        await self._parts.policies.refresh(await self._parts.store.change_count())
+        await self._policies.refresh(await self._store.change_count())
         return self._done(visit, name, "lifted", None)
 
     async def renew(self, visit: Visit) -> Response:
         """POST .../renew: calibrate on the rows that the schedule names, and install whatever comes out."""
         name = self._name(visit)
-        version = await self._parts.renewer.renew_now(name, by=visit.who.key_id)
+        version = await self._renewer.renew_now(name, by=visit.who.key_id)
         if version is None:
             raise RequestError(
                 "No renewal is due, or a version was installed or an alarm raised meanwhile.", status=409
@@ -651,7 +695,7 @@ class PolicyPage:
         """POST .../choose: set a dial to another of its stops."""
         name = self._name(visit)
         try:
-            version = await self._parts.renewer.choose(name, float(visit.form.get("alpha", "")), by=visit.who.key_id)
+            version = await self._renewer.choose(name, float(visit.form.get("alpha", "")), by=visit.who.key_id)
         except (ValueError, CertificateError, OptionError) as error:
             raise RequestError(f"The dial cannot be set to that: {error}", status=422) from error
         return self._done(visit, name, "chose a stop of the dial for", version)
@@ -660,7 +704,7 @@ class PolicyPage:
         """Return the policy that a form is about; one that is out of service may be repaired."""
         name = visit.named("name")
         visit.who.check_policy(name)
-        if name not in self._parts.config.policies:
+        if not self._policies.is_configured(name):
             raise RequestError(f"There is no policy {name:.80}.", status=404)
         return name
 

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import mimetypes
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,16 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.gateway.api import WebhookTests
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host
-from conformal_arbitrage.gateway.background import Background
-from conformal_arbitrage.gateway.http import Refresher, caller_left
-from conformal_arbitrage.gateway.people import ReviewQueue
+from conformal_arbitrage.gateway.http import caller_left
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
-from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.watcher import Watcher
-from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.models.wrappers import Breaker
 from conformal_arbitrage.store import keys, reviews
 from conformal_arbitrage.store import ledger as stored_ledger
 from conformal_arbitrage.store.keys import Scope
@@ -34,9 +27,7 @@ from conformal_arbitrage.store.session import Store
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 # --- Visits ---
-
 
 SIGNED_IN, IDLE = 12 * 3600.0, 3600.0
 """Seconds after which a sign-in is over, and after which it is if no page was asked for."""
@@ -136,8 +127,8 @@ class SignInNeededError(RequestError):
         super().__init__(message, status=401, code="sign_in")
 
 
-class Doorkeeper:
-    """Lets visitors in.
+class SignIns:
+    """The sign-ins of the console: who is signed in, and the forms that their pages send.
 
     Args:
         store: where sign-ins are kept.
@@ -492,50 +483,30 @@ def moment(time: float | None) -> str:
     return f"{then.day} {then:%b %Y, %H:%M:%S}"
 
 
-# --- What the pages of the console are made from ---
+# --- What several pages need ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleParts:
-    """What the pages of the console are made from."""
+async def changes(store: Store, visit: Visit) -> str:
+    """Return how far policies, figures and queue have come; pages are fetched again when it differs from theirs.
 
-    config: Config
-    store: Store
-    policies: PolicyTable
-    watcher: Watcher
-    renewer: Renewer
-    background: Background
-    breakers: Sequence[Breaker]
-    refresher: Refresher
-    doorkeeper: Doorkeeper
-    pages: Pages
-    queue: ReviewQueue
-    webhooks: WebhookTests
-    secret: bytes
-    clock: Callable[[], float]
+    Reviewers are told nothing of figures, which change when an audit is drawn.
+    """
+    policies, queue = await store.change_count(), await store.run(reviews.open_places)
+    figures = sum(ledger.change for ledger in await store.run(stored_ledger.ledgers)) if visit.who.is_admin else 0
+    return f"{policies}-{figures}-{queue}"
 
-    async def changes(self, visit: Visit) -> str:
-        """Return how far policies, figures and queue have come; pages are fetched again when it differs from theirs.
 
-        Reviewers are told nothing of figures, which change when an audit is drawn.
-        """
-        policies, queue = await self.store.change_count(), await self.store.run(reviews.open_places)
-        figures = (
-            sum(ledger.change for ledger in await self.store.run(stored_ledger.ledgers)) if visit.who.is_admin else 0
-        )
-        return f"{policies}-{figures}-{queue}"
+def visited_policy(policies: PolicyTable, visit: Visit) -> LivePolicy:
+    """Return the policy that a path names.
 
-    def policy(self, visit: Visit) -> LivePolicy:
-        """Return the policy that a path names.
-
-        Raises:
-            RequestError: there is none, it is out of service, or the visitor's key is not good for it.
-        """
-        name = visit.named("name")
-        visit.who.check_policy(name)
-        for live in self.policies.all():
-            if live.name == name:
-                return live
-        if (error := self.policies.out_of_service().get(name)) is not None:
-            raise RequestError(f"Policy {name} is out of service: {error}", status=503)
-        raise RequestError(f"There is no policy {name:.80}.", status=404)
+    Raises:
+        RequestError: there is none, it is out of service, or the visitor's key is not good for it.
+    """
+    name = visit.named("name")
+    visit.who.check_policy(name)
+    for live in policies.all():
+        if live.name == name:
+            return live
+    if (error := policies.out_of_service().get(name)) is not None:
+        raise RequestError(f"Policy {name} is out of service: {error}", status=503)
+    raise RequestError(f"There is no policy {name:.80}.", status=404)

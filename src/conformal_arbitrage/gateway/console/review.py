@@ -14,9 +14,11 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
-from conformal_arbitrage.gateway.console.render import ConsoleParts, Visit, Visitor, sentence
-from conformal_arbitrage.gateway.people import Assignment, Reviewer, Vote, own_figures, team_figures
+from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, changes, sentence
+from conformal_arbitrage.gateway.people import Assignment, Reviewer, ReviewQueue, Vote, own_figures, team_figures
+from conformal_arbitrage.gateway.policies import PolicyTable
 from conformal_arbitrage.store import reviews
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 _LONGEST_TOKEN = 64
@@ -33,8 +35,11 @@ class ReviewerDay:
 class ReviewPage:
     """The routes under /console/review, and /console/team."""
 
-    def __init__(self, parts: ConsoleParts) -> None:
-        self._parts = parts
+    def __init__(self, pages: Pages, store: Store, queue: ReviewQueue, policies: PolicyTable) -> None:
+        self._pages = pages
+        self._store = store
+        self._queue = queue
+        self._policies = policies
 
     async def review(self, visit: Visit) -> Response:
         """GET /console/review: a way in; taking a question is a form, since it changes who holds it."""
@@ -49,24 +54,24 @@ class ReviewPage:
         reviewer, token = self._reviewer(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN]
         act = visit.form.get("act", "next")
         if act == "undo":
-            item = await self._parts.queue.undo(reviewer, token)
+            item = await self._queue.undo(reviewer, token)
             said = "Taken back." if item is not None else "That answer counts already."
-            return await self._page(visit, reviewer, item=item or await self._parts.queue.take(reviewer), said=said)
+            return await self._page(visit, reviewer, item=item or await self._queue.take(reviewer), said=said)
         if act == "pause":
-            await self._parts.queue.give_back(reviewer, token)
+            await self._queue.give_back(reviewer, token)
             return await self._page(visit, reviewer, state="paused")
         said, undo = "", ""
         if act == "vote":
             said, undo = await self._vote(visit, reviewer, token)
         elif act == "skip":
-            said = "Left to someone else." if await self._parts.queue.skip(reviewer, token) else _GONE
-        item = await self._parts.queue.take(reviewer)
+            said = "Left to someone else." if await self._queue.skip(reviewer, token) else _GONE
+        item = await self._queue.take(reviewer)
         return await self._page(visit, reviewer, item=item, state="empty", said=said, undo=undo)
 
     async def _vote(self, visit: Visit, reviewer: Reviewer, token: str) -> tuple[str, str]:
         """Vote; return what to say, and the token to take the vote back with."""
         active = _active(visit.form.get("active", ""))
-        counts = await self._parts.queue.vote(reviewer, token, vote_of(visit.form), active)
+        counts = await self._queue.vote(reviewer, token, vote_of(visit.form), active)
         if counts is None:
             return _GONE, ""
         return "Recorded.", token if counts > 0 else ""
@@ -74,54 +79,54 @@ class ReviewPage:
     async def renew(self, visit: Visit) -> Response:
         """POST /console/review/renew: the question is being worked on."""
         reviewer = self._reviewer(visit.who)
-        held = await self._parts.queue.renew(reviewer, visit.form.get("token", "")[:_LONGEST_TOKEN])
+        held = await self._queue.renew(reviewer, visit.form.get("token", "")[:_LONGEST_TOKEN])
         return Response(status_code=204 if held else 409)
 
     async def give_back(self, visit: Visit) -> Response:
         """POST /console/review/return: the page was left."""
-        await self._parts.queue.give_back(self._reviewer(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN])
+        await self._queue.give_back(self._reviewer(visit.who), visit.form.get("token", "")[:_LONGEST_TOKEN])
         return Response(status_code=204)
 
     async def team(self, visit: Visit) -> Response:
         """GET /console/team: what every team has before it, and how it does."""
-        teams = await team_figures(self._parts.store, self._parts.queue, blind=not visit.who.is_admin)
+        teams = await team_figures(self._store, self._queue, blind=not visit.who.is_admin)
         if not visit.who.is_admin:
-            people = self._parts.queue.people()
+            people = self._queue.people()
             teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
-        since = await self._parts.changes(visit)
+        since = await changes(self._store, visit)
         answers = {team.backlog.team: await self._answered_in_time(team.backlog.team) for team in teams}
-        return self._parts.pages.page("team.html", visit, since=since, teams=teams, answers=answers)
+        return self._pages.page("team.html", visit, since=since, teams=teams, answers=answers)
 
     async def _answered_in_time(self, team: str) -> tuple[int, int]:
         """Return how many callers' questions of the last day a team decided within `wait`, and how many there were."""
         answered = ended = 0
-        for live in self._parts.policies.all():
+        for live in self._policies.all():
             terms = live.pair.review
             if terms is not None and terms.name == team:
-                in_time, total = await self._parts.store.run(reviews.answered_in_time, live.name, terms.settings.wait)
+                in_time, total = await self._store.run(reviews.answered_in_time, live.name, terms.settings.wait)
                 answered, ended = answered + in_time, ended + total
         return answered, ended
 
     def _reviewer(self, visitor: Visitor) -> Reviewer:
         label = "" if visitor.keyless else visitor.name
         caller = Caller(visitor.key_id, visitor.scope, visitor.policies, label)
-        return self._parts.queue.reviewer(caller)
+        return self._queue.reviewer(caller)
 
     async def _page(
         self, visit: Visit, reviewer: Reviewer | None, *, item: Assignment | None = None, state: str = "empty",
         said: str = "", undo: str = "", why: str = "",
     ) -> Response:  # fmt: skip
         values: dict[str, Any] = {"item": item, "state": state, "said": said, "undo": undo, "why": why}
-        since = await self._parts.changes(visit)
+        since = await changes(self._store, visit)
         waiting, day = 0, ReviewerDay(done=0, median=None)
         if reviewer is not None:
-            waiting = await self._parts.store.run(reviews.count_open, {*reviewer.teams, *reviewer.leads})
+            waiting = await self._store.run(reviews.count_open, {*reviewer.teams, *reviewer.leads})
             day = await self._day(reviewer.name)
-        return self._parts.pages.page("review.html", visit, since=since, waiting=waiting, day=day, **values)
+        return self._pages.page("review.html", visit, since=since, waiting=waiting, day=day, **values)
 
     async def _day(self, reviewer: str) -> ReviewerDay:
         now = time.time()
-        held = await self._parts.store.run(reviews.own_votes, reviewer, since=now - now % DAY)
+        held = await self._store.run(reviews.own_votes, reviewer, since=now - now % DAY)
         return ReviewerDay(done=len(held), median=median(held) if held else None)
 
 
