@@ -36,7 +36,7 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
             await store.close()
 
     versions, tallies = asyncio.run(read())
-    assert places == [len(demo.LETTERS) + len(demo.QUESTIONS)]
+    assert places == [len(demo.LETTERS) + len(demo.CONSOLE_QUESTIONS)]
     assert tallies["science"].decisions == 60
     assert tallies["exams"].decisions == 260
     assert tallies["exams"].audit_calls > 0
