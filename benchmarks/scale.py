@@ -129,7 +129,7 @@ def child(folder: str, way: str, alpha: str, sees: str) -> None:
         start, before = time.perf_counter(), processor_seconds()
         result = run()
         seconds, processor = time.perf_counter() - start, processor_seconds() - before
-    answer = {} if result is None else {"relaxation": result.relaxation, "risk": result.empirical_risk}
+    answer = {} if result is None else {"relaxation": result.relaxation, "risk": result.evidence.empirical_risk}
     print(json.dumps({"seconds": seconds, "processor": processor, "megabytes": peak[0], **scan, **answer}))
 
 

@@ -7,16 +7,30 @@ from typing import get_args
 
 import pytest
 
-from conformal_arbitrage.calibration.certificate import Ancestry, CalibratedThreshold, Step, chain_words
+from conformal_arbitrage.calibration.forms import (
+    Ancestry,
+    Average,
+    ByGroup,
+    CalibratedThreshold,
+    Cluster,
+    Confident,
+    Dial,
+    Evidence,
+    Learned,
+    Net,
+    Own,
+    Regret,
+    Session,
+    Step,
+    Threshold,
+)
+from conformal_arbitrage.calibration.forms import (
+    Path as PathRule,
+)
 from conformal_arbitrage.calibration.learned import LearnedTerms
 from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
-from conformal_arbitrage.calibration.words import (
-    guarantee_text,
-    path_guarantee_text,
-    path_summary,
-    summary_lines,
-    sure_promise,
-)
+from conformal_arbitrage.calibration.tuning import ChainTuning, ModelChain
+from conformal_arbitrage.calibration.words import guarantee, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -56,65 +70,81 @@ def sentences(text):
                 yield sentence
 
 
+EVIDENCE = {"n": 200, "log_sha256": "", "empirical_risk": 0.05, "slack": 0.0}
+CLUSTER = Cluster(alpha=0.1, cluster="talk", clusters=20, max_cluster_size=10)
+
+
 def certificates():
     """Yield the text of certificates with every combination of options that changes its words."""
-    for status, loss, binarized, router, sees, boundary, missing, clusters in itertools.product(
-        ("ok", "always_defer"), ("guardian_regret", "net", "mine"), (False, True), (False, True),
-        ("all", "candidates", "all-restricted-loss"), ("include", "random"), (None, "worst_case"), (None, 20),
+    for relaxation, name, binarized, router, sees, boundary, missing, promise in itertools.product(
+        (0.25, None), ("guardian_regret", "net", "mine"), (False, True), (False, True),
+        ("all", "candidates", "all-restricted-loss"), ("include", "random"), (None, "worst_case"),
+        (Average(alpha=0.1), CLUSTER, Session(alpha=0.1)),
     ):  # fmt: skip
-        relaxation = 0.25 if status == "ok" else None
-        yield guarantee_text(
-            status=status, alpha=0.1, relaxation=relaxation, loss_bound=1.0, full_sight_loss=0.05 * (loss == "mine"),
-            n=200, loss=loss, binarized=binarized, router=router, guardian_sees=sees, boundary=boundary,
-            missing_guardian=missing, score_digits=12, clusters=clusters, max_cluster_size=clusters and 10,
-            regret=0.02 if loss == "net" else None, spread=0.01 if loss == "net" else None,
-        )  # fmt: skip
-        if router and loss == "guardian_regret" and clusters is None:
-            yield guarantee_text(
-                status=status, alpha=0.1, relaxation=relaxation, loss_bound=1.0, full_sight_loss=0.0, n=200, loss=loss,
-                binarized=binarized, router=True, guardian_sees=sees, boundary=boundary, missing_guardian=missing,
-                score_digits=12, unit="session",
-            )  # fmt: skip
-        for unit in (None, "session") if router else (None,):
-            yield summary_lines(alpha=0.1, n=200, router=router, relaxation=relaxation, guardian_sees=sees, unit=unit)
+        rule = Threshold(relaxation=relaxation, boundary_u=None, guardian_sees=sees, boundary=boundary)
+        common = {"bound": 1.0, "binarized": binarized, "missing_guardian": missing}
+        loss = {
+            "guardian_regret": Regret(**common),
+            "net": Net(**common, regret=0.02),
+            "mine": Own(**common, name="mine", full_sight_loss=0.05),
+        }[name]
+        evidence = Evidence(**EVIDENCE, router=router, spread=0.01 if name == "net" else None)
+        if router or not isinstance(promise, Session):
+            yield guarantee(rule, promise, loss, evidence)
+            if not isinstance(promise, Cluster):
+                yield summary(rule, promise, loss, evidence)
 
 
-def sure_certificates():
-    """Yield the sentences of certificates with a confidence, a dial or groups."""
+def confident_certificates():
+    """Yield the text of certificates with a confidence, a dial or groups."""
     stops = (DialStop(alpha=0.1, relaxation=0.2, boundary_u=None, empirical_risk=0.05),)
     groups = {"a": GroupThreshold(n=100, relaxation=0.2, boundary_u=None, empirical_risk=0.05)}
-    for confidence, dial, by in ((0.95, None, None), (0.95, stops, None), (None, None, "group"), (0.95, None, "group")):
-        own = groups if by else None
-        yield sure_promise(0.1, 200, confidence=confidence, dial=dial, by=by, groups=own)
-        if by and confidence is None:
-            yield sure_promise(0.1, 200, confidence=None, dial=None, by=by, groups=own, fewest=9)
-        yield summary_lines(
-            alpha=0.1, n=200, router=False, relaxation=0.2, guardian_sees="all", confidence=confidence, by=by
-        )
+    shown = {"guardian_sees": "all", "boundary": "include"}
+    threshold, grouped = (
+        Threshold(relaxation=0.2, boundary_u=None, **shown),
+        ByGroup(by="group", groups=groups, **shown),
+    )
+    merged = ByGroup(by="group", groups=groups, small_groups="merge", **shown)
+    average, confident = Average(alpha=0.1), Confident(alpha=0.1, confidence=0.95)
+    dial = Dial(alpha=0.1, confidence=0.95, stops=stops)
+    for rule, promise in (
+        (threshold, confident), (threshold, dial), (grouped, average), (grouped, confident), (merged, average),
+    ):  # fmt: skip
+        yield guarantee(rule, promise, Regret(bound=1.0), Evidence(**EVIDENCE))
+        yield summary(rule, promise, Regret(bound=1.0), Evidence(**EVIDENCE))
 
 
 def chains():
-    """Yield what a chain of certificates adds to the guarantee of one."""
-    thresholds = CalibratedThreshold(relaxation=0.1, boundary_u=None)
-    for step, confidence, by, collected in itertools.product(get_args(Step), (None, 0.95), (None, "group"), (0, 100)):
+    """Yield the text of certificates in a chain."""
+    thresholds, shown = (
+        CalibratedThreshold(relaxation=0.1, boundary_u=None),
+        {"guardian_sees": "all", "boundary": "include"},
+    )
+    rules = (Threshold(relaxation=0.2, boundary_u=None, **shown), ByGroup(by="group", groups={}, **shown))
+    promises = (Average(alpha=0.1), Confident(alpha=0.1, confidence=0.95))
+    for step, promise, rule, collected in itertools.product(get_args(Step), promises, rules, (0, 100)):
         ancestry = Ancestry(
             step=step, renewal=1, first=200, since=0.0, collected=collected, root_sha256="", predecessor_sha256="",
             calibrated=thresholds if step == "tightened" else None,
         )  # fmt: skip
-        yield chain_words("", ancestry, alpha=0.1, confidence=confidence, relaxation=0.2, by=by)
+        yield guarantee(rule, promise, Regret(bound=1.0), Evidence(**EVIDENCE), ancestry)
 
 
 def cascade_certificates():
-    """Yield the sentences of certificates of cascades."""
-    for status, loss, rounded, missing in itertools.product(
-        ("ok", "always_defer"), ("guardian_regret", "net"), (False, True), (None, "worst_case")
+    """Yield the text of certificates of cascades."""
+    tuning = ChainTuning(rows=100, share=0.4, seed=0, ids_sha256="")
+    for position, net, rounded, missing in itertools.product(
+        (0.5, None), (False, True), (False, True), (None, "worst_case")
     ):
-        regret = 0.02 if loss == "net" else None
-        yield path_guarantee_text(
-            status=status, models=("a", "b"), guardian="c", alpha=0.1, n=200, tuning_rows=100, loss=loss, rounded=rounded,
-            missing_guardian=missing, spread=0.01, regret=regret,
+        rule = PathRule(
+            chain=ModelChain(models=("a", "b")), models=("a", "b"), guardian="c", position=position, u=position,
+            rounded=rounded, tuning=tuning, cost=1.0, guardian_cost=2.0, guardian_share=0.5,
         )  # fmt: skip
-        yield path_summary(("a", "b"), "c", 0.1, 200, loss, status=status)
+        common = {"bound": 1.0, "missing_guardian": missing}
+        loss = Net(**common, regret=0.02) if net else Regret(**common)
+        evidence = Evidence(n=200, log_sha256="", empirical_risk=0.05, spread=0.01)
+        yield guarantee(rule, Average(alpha=0.1), loss, evidence)
+        yield summary(rule, Average(alpha=0.1), loss, evidence)
 
 
 def learned_certificates():
@@ -125,12 +155,10 @@ def learned_certificates():
         sha256="",
     )  # fmt: skip
     for score, router, missing in itertools.product(("auto", "learned"), (False, True), (None, "worst_case")):
-        yield guarantee_text(
-            status="learned", alpha=0.1, relaxation=None, loss_bound=1.0, full_sight_loss=0.0, n=200,
-            loss="guardian_regret", binarized=False, router=router, guardian_sees="all", boundary="random",
-            missing_guardian=missing, score_digits=12, score=score, learned=terms,
-        )  # fmt: skip
-        yield summary_lines(alpha=0.1, n=200, router=router, relaxation=None, guardian_sees="all", learned=True)
+        rule, loss = Learned(score=score, terms=terms), Regret(bound=1.0, missing_guardian=missing)
+        evidence = Evidence(**EVIDENCE, router=router)
+        yield guarantee(rule, Average(alpha=0.1), loss, evidence)
+        yield summary(rule, Average(alpha=0.1), loss, evidence)
 
 
 def uncovered(text):
@@ -143,13 +171,13 @@ def test_every_sentence_of_a_page_that_states_a_bound_is_covered(page):
 
 
 def test_every_sentence_of_a_certificate_that_states_a_bound_is_covered():
-    texts = [*certificates(), *sure_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
+    texts = [*certificates(), *confident_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
     assert {sentence for text in texts for sentence in uncovered(text)} == set()
 
 
 def test_every_word_of_the_table_is_said_somewhere_and_covered_by_a_listed_test():
     pages = [page.read_text() for page in PAGES]
-    special = [*sure_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
+    special = [*confident_certificates(), *chains(), *cascade_certificates(), *learned_certificates()]
     lines = [*set(certificates()), *special, *pages]
     lines = [sentence for text in lines for sentence in sentences(text)]
     assert len(WORDS) > 15

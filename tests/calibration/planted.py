@@ -6,7 +6,7 @@ half of it.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
+from conformal_arbitrage.calibration import verify as verify_module
 from conformal_arbitrage.calibration.calibrate import Measure, SurveyedParts
 from conformal_arbitrage.core import walk
 from conformal_arbitrage.core.losses import loss_events
@@ -21,7 +22,6 @@ from conformal_arbitrage.core.walk import Bracket
 from conformal_arbitrage.scorelog.spark import SparkTable
 
 LARGEST, ROWS = 1900, 6249
-NOT_COMPARED = {"created", "log_sha256", "key", "fit", "identities"}
 FAULTS = ("lower end", "own ticks", "float sums", "falling buckets")
 
 
@@ -43,8 +43,8 @@ def edge_log():
 
 
 def differing(one, other):
-    names = [f.name for f in fields(one) if f.name not in NOT_COMPARED]
-    return {n: (getattr(one, n), getattr(other, n)) for n in names if getattr(one, n) != getattr(other, n)}
+    pairs = verify_module.differing(one, other)
+    return {name: pair for name, pair in pairs.items() if name not in ("log_sha256", "identities")}
 
 
 def differences(log, alpha, source, **keywords):

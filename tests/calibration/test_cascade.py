@@ -7,21 +7,22 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformal_arbitrage import Certificate, CertificateError, OptionError, ProjectSecret, ScoreLogError
-from conformal_arbitrage.calibration.cascade import (
-    ChainEstimate,
-    ModelChain,
-    PathCertificate,
-    calibrate_cascade,
-    estimate_chains,
-    fit_chain,
-    is_path_document,
-    tuning_rows,
-    verify_cascade,
+from conformal_arbitrage import (
+    Certificate,
+    CertificateError,
+    OptionError,
+    ProjectSecret,
+    ScoreLog,
+    ScoreLogError,
+    calibrate,
 )
+from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade, verify_cascade
+from conformal_arbitrage.calibration.certificate import is_cascade
+from conformal_arbitrage.calibration.tuning import ChainEstimate, ModelChain, estimate_chains, fit_chain, tuning_rows
 from conformal_arbitrage.core.chains import GUARDIAN
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.cascades import KEY, nine_models, world
+from tests.certificates import altered, edited
 
 SECRET = ProjectSecret.from_text("a-long-random-text-for-these-tests", source="test")
 
@@ -41,21 +42,21 @@ def chained(log):
 def test_a_certificate_is_written_read_signed_and_verified(log, tmp_path, loss, chain):
     certificate = calibrate_cascade(log, "0.1", key=SECRET.boundary_key, loss=loss, chain=chain, seed=3).sign(SECRET)
     certificate.save(tmp_path / "c.json")
-    read = PathCertificate.load(tmp_path / "c.json", secret=SECRET)
+    read = Certificate.load(tmp_path / "c.json", secret=SECRET)
     assert read == certificate
-    assert is_path_document(json.loads((tmp_path / "c.json").read_text()))
+    assert is_cascade(json.loads((tmp_path / "c.json").read_text()))
     assert read.key == SECRET.boundary_key
     assert verify_cascade(read, log)
-    assert (certificate.regret is None) == (loss is None)
-    assert certificate.cost < certificate.guardian_cost
-    assert chain is None or certificate.chain.models == chain
-    assert (certificate.tuning.rows, certificate.n) == (240, 360)
+    assert certificate.loss.name == (loss or "guardian_regret")
+    assert certificate.path.cost < certificate.path.guardian_cost
+    assert chain is None or certificate.path.chain.models == chain
+    assert (certificate.path.tuning.rows, certificate.n) == (240, 360)
     assert certificate.summary.split("\n")[1].startswith("The expected loss of the next decision")
 
 
 def test_one_query_at_a_time_is_decided_as_the_whole_log_is(log, chained):
-    chosen = chained.apply(log).answered_by
-    places = log.columns_of(chained.chain.models)
+    chosen = apply_cascade(chained, log).answered_by
+    places = log.columns_of(chained.path.chain.models)
     assert {GUARDIAN, 0, 1} == set(chosen.tolist())
     for row, id in enumerate(log.id.tolist()):
         confidences, answers = log.confidence[row, places].tolist(), log.texts[row, places].tolist()
@@ -65,10 +66,10 @@ def test_one_query_at_a_time_is_decided_as_the_whole_log_is(log, chained):
 
 def test_decisions_on_the_calibration_rows_are_those_the_certificate_reports(log, chained):
     _, rest = tuning_rows(log, share=0.4, seed=0)
-    decisions = chained.apply(log.select(rest))
-    assert decisions.loss.mean() == pytest.approx(chained.empirical_risk)
-    assert decisions.cost.mean() == pytest.approx(chained.cost)
-    assert decisions.guardian_share == pytest.approx(chained.guardian_share)
+    decisions = apply_cascade(chained, log.select(rest))
+    assert decisions.loss.mean() == pytest.approx(chained.evidence.empirical_risk)
+    assert decisions.cost.mean() == pytest.approx(chained.path.cost)
+    assert decisions.guardian_share == pytest.approx(chained.path.guardian_share)
     assert decisions.loss.sum() + 1 <= Fraction("0.1") * (len(rest) + 1)
 
 
@@ -90,7 +91,7 @@ def test_a_split_without_enough_rows_is_refused(log, share, seed):
 def test_rows_of_another_order_give_the_same_stop(log, chained):
     order = np.random.default_rng(2).permutation(len(log))
     again = calibrate_cascade(log.select(order), "0.1", key=SECRET.boundary_key, chain=("small", "middle"))
-    assert (again.position, again.u) == (chained.position, chained.u)
+    assert (again.path.position, again.path.u) == (chained.path.position, chained.path.u)
     assert not verify_cascade(chained, log.select(order)), "another order is another log"
 
 
@@ -103,39 +104,37 @@ def test_rows_of_another_order_give_the_same_stop(log, chained):
 )  # fmt: skip
 def test_verify_finds_what_was_changed(log, chained, name, value):
     if name == "chain":
-        raised = tuple(tuple(min(1.0, 1.2 * one) for one in corner) for corner in chained.chain.corners)
-        value = replace(chained.chain, corners=raised)
+        raised = tuple(tuple(min(1.0, 1.2 * one) for one in corner) for corner in chained.path.chain.corners)
+        value = replace(chained.path.chain, corners=raised)
     if name == "tuning":
-        value = replace(chained.tuning, seed=1)
-    verification = verify_cascade(replace(chained, **{name: value}), log)
+        value = replace(chained.path.tuning, seed=1)
+    verification = verify_cascade(altered(chained, **{name: value}), log)
     assert verification.differences
     if name not in ("alpha", "tuning"):
         assert name in verification.differences
 
 
 def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
-    moved = tuple(tuple(one + 1e-9 for one in stage) for stage in chained.chain.coefficients)
-    other = replace(chained, chain=replace(chained.chain, coefficients=moved))
+    moved = tuple(tuple(one + 1e-9 for one in stage) for stage in chained.path.chain.coefficients)
+    other = altered(chained, chain=replace(chained.path.chain, coefficients=moved))
     assert set(verify_cascade(other, log).differences) <= {"position", "u"}
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "other"}, "not the certificate of a cascade"),
-        ({"schema": 9}, "not the certificate of a cascade"),
+        ({"schema": 9}, "schema version 9"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"n": "many"}, "Expected `int`"),
-        ({"status": "always_defer"}, "position"),
         ({"position": -1.0}, "position"),
         ({"u": None}, "u None contradicts"),
         ({"u": 1.0}, "u 1.0 contradicts"),
         ({"alpha": 1.0}, "alpha 1.0 contradicts"),
-        ({"loss_bound": 2.0}, "loss_bound"),
+        ({"bound": 2.0}, "grades"),
         ({"n": 0}, "n 0 contradicts"),
         ({"models": ["small"]}, "models"),
         ({"guardian": "small"}, "chain"),
-        ({"regret": 0.1}, "regret"),
+        ({"regret": 0.1}, "unknown field `regret`"),
         ({"empirical_risk": 2.0}, "empirical_risk"),
         ({"guarantee": "all is well"}, "guarantee 'all is well' contradicts"),
         ({"n": 361}, "guarantee"),
@@ -143,13 +142,13 @@ def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
 )
 def test_contradictory_certificates_are_refused(chained, changed, message):
     with pytest.raises(CertificateError, match=message):
-        PathCertificate.from_dict(chained.to_dict() | changed)
+        Certificate.from_dict(edited(chained.to_dict(), changed))
 
 
 @pytest.mark.parametrize("part", ["corners", "coefficients", "models", "falling", "start", "ragged", "tuning"])
 def test_a_chain_that_cannot_be_is_refused(chained, part):
     document = chained.to_dict()
-    chain = document["chain"]
+    chain = document["rule"]["chain"]
     changed = {
         "corners": {"corners": ()},
         "coefficients": {"coefficients": chain["coefficients"][:1]},
@@ -159,28 +158,30 @@ def test_a_chain_that_cannot_be_is_refused(chained, part):
         "ragged": {"corners": (*chain["corners"], (1.0,))},
         "tuning": {},
     }[part]
-    document["chain"] = chain | changed
+    document["rule"]["chain"] = chain | changed
     if part == "tuning":
-        document["tuning"] = document["tuning"] | {"rows": 0}
+        document["rule"]["tuning"] |= {"rows": 0}
     with pytest.raises(CertificateError, match=r"chain|tuning"):
-        PathCertificate.from_dict(document)
+        Certificate.from_dict(document)
     wrong = [(1.0,) * len(one) for one in chain["coefficients"]]
-    document["chain"] = chain | {"coefficients": (*wrong[:1], wrong[1][:2])}
+    document["rule"]["chain"] = chain | {"coefficients": (*wrong[:1], wrong[1][:2])}
     with pytest.raises(CertificateError, match="chain"):
-        PathCertificate.from_dict(document)
+        Certificate.from_dict(document)
 
 
 def test_a_certificate_of_a_cascade_is_not_taken_for_one_of_two_models(chained):
     with pytest.raises(CertificateError, match="is the certificate of a cascade, which verify"):
-        Certificate.from_dict(chained.to_dict())
+        chained.decide([0.1, 0.9])
+    with pytest.raises(CertificateError, match="of a pair, not of a cascade"):
+        calibrate(ScoreLog.from_arrays([[0.7, 0.3]] * 20, [[1.0, 0.0]] * 20), 0.1).stops([0.5], ["a"], id="q")
 
 
 def test_a_file_that_is_no_certificate_is_refused(tmp_path):
     with pytest.raises(CertificateError, match="cannot be read"):
-        PathCertificate.load(tmp_path / "absent.json")
+        Certificate.load(tmp_path / "absent.json")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(CertificateError, match="is not JSON"):
-        PathCertificate.load(tmp_path / "bad.json")
+        Certificate.load(tmp_path / "bad.json")
 
 
 def test_signatures_and_keys_are_checked(chained, tmp_path):
@@ -190,28 +191,28 @@ def test_signatures_and_keys_are_checked(chained, tmp_path):
     signed = chained.sign(SECRET)
     assert signed.signed
     with pytest.raises(CertificateError, match="was changed"):
-        replace(signed, cost=0.0).check_signature(SECRET)
+        altered(signed, cost=0.0).check_signature(SECRET)
     with pytest.raises(CertificateError, match="signed with another secret"):
         signed.check_signature(other)
     signed.save(tmp_path / "c.json")
-    keyless = PathCertificate.load(tmp_path / "c.json")
+    keyless = Certificate.load(tmp_path / "c.json")
     assert keyless.with_key_of(other).key is None
-    with pytest.raises(CertificateError, match="needs the key behind its draws"):
+    with pytest.raises(CertificateError, match="needs the key behind the draws"):
         keyless.stops([0.5], ["a"], id="q")
     with pytest.raises(CertificateError, match="not the one this certificate was made with"):
-        PathCertificate.load(tmp_path / "c.json", key=b"another")
-    assert PathCertificate.load(tmp_path / "c.json", key=SECRET.boundary_key).with_key_of(other).key is not None
+        Certificate.load(tmp_path / "c.json", key=b"another")
+    assert Certificate.load(tmp_path / "c.json", key=SECRET.boundary_key).with_key_of(other).key is not None
 
 
 def test_too_few_rows_ask_the_guardian_always_and_say_so(log):
     few = calibrate_cascade(log.select(np.arange(60)), "0.02", key=KEY)
-    assert (few.status, few.position, few.stop) == ("always_defer", None, None)
-    assert few.guardian_share == 1
+    assert (few.status, few.path.position, few.path.stop) == ("always_defer", None, None)
+    assert few.path.guardian_share == 1
     assert not few.stops([1.0], ["yes"], id="q1")
     assert "every query is answered by the Guardian" in few.guarantee
     assert few.summary.startswith("Every query goes to guardian")
     assert "stop" not in dict(few.facts())
-    assert PathCertificate.from_dict(few.to_dict()).chain == few.chain
+    assert Certificate.from_dict(few.to_dict()).path.chain == few.path.chain
     assert verify_cascade(few, log.select(np.arange(60)))
 
 
@@ -222,10 +223,10 @@ def test_without_losses_the_whole_path_is_taken():
         id=range(200), models={"m": sure}, guardian_grade=np.ones(200), guardian_cost=np.full(200, 9.0)
     )
     certificate = calibrate_cascade(log, "0.1", key=KEY)
-    assert certificate.position == certificate.chain.end
-    assert certificate.guardian_share == 0
-    assert PathCertificate.from_dict(certificate.to_dict()).position == certificate.position
-    assert certificate.advice is None
+    assert certificate.path.position == certificate.path.chain.end
+    assert certificate.path.guardian_share == 0
+    assert Certificate.from_dict(certificate.to_dict()).path.position == certificate.path.position
+    assert certificate.path.tuning.advice is None
 
 
 def test_missing_grades_are_an_error_or_the_largest_loss(log):
@@ -238,14 +239,14 @@ def test_missing_grades_are_an_error_or_the_largest_loss(log):
         calibrate_cascade(replace(log, grade=np.where(log.grade == 1, np.nan, 0.0)), "0.1", key=KEY, chain=["middle"])
     for loss in (None, "net"):
         counted = calibrate_cascade(holed, "0.1", key=KEY, chain=["small"], missing_guardian="worst_case", loss=loss)
-        assert counted.missing_rows in (0, 1)
+        assert counted.evidence.missing_guardian_rows in (0, 1)
         assert "counted as a loss of 1" in counted.guarantee
         assert verify_cascade(counted, holed)
     everywhere = replace(log, guardian_grade=np.full(len(log), np.nan))
     unknown = calibrate_cascade(everywhere, "0.1", key=KEY, chain=["small"], missing_guardian="worst_case")
-    assert unknown.missing_rows == 360
+    assert unknown.evidence.missing_guardian_rows == 360
     assert ("missing grades", "in 360 rows, counted as the largest loss") in unknown.facts()
-    assert unknown.empirical_risk <= 0.1
+    assert unknown.evidence.empirical_risk <= 0.1
 
 
 def test_a_model_that_failed_is_passed_over(log):
@@ -253,8 +254,8 @@ def test_a_model_that_failed_is_passed_over(log):
     confidence[:300] = np.nan
     failing = replace(log, confidence=confidence, grade=np.where(np.isnan(confidence), np.nan, log.grade))
     certificate = calibrate_cascade(failing, "0.1", key=KEY, chain=("small", "middle"))
-    assert (certificate.apply(failing).answered_by[:300] == GUARDIAN).all()
-    assert (certificate.apply(failing).answered_by[300:] >= 0).any()
+    assert (apply_cascade(certificate, failing).answered_by[:300] == GUARDIAN).all()
+    assert (apply_cascade(certificate, failing).answered_by[300:] >= 0).any()
     assert not certificate.stops([None], [None], id="q1")
 
 
@@ -262,7 +263,7 @@ def test_graded_losses_are_rounded_by_a_draw_and_the_certificate_says_so():
     log = world(np.random.default_rng(3), 600, graded=True)
     for loss in (None, "net"):
         certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"), loss=loss)
-        assert certificate.rounded
+        assert certificate.path.rounded
         assert "rounded up or down by a second keyed draw" in certificate.guarantee
         assert verify_cascade(certificate, log)
 
@@ -301,13 +302,13 @@ def test_the_output_says_whether_the_pair_or_the_chain_matters(log):
     estimates = (ChainEstimate(models=("a", "b"), cost=0.3), ChainEstimate(models=("a",), cost=0.35))
 
     def advice(*others):
-        return replace(certificate, tuning=replace(certificate.tuning, estimates=(*estimates, *others))).advice
+        return replace(certificate.path.tuning, estimates=(*estimates, *others)).advice
 
     assert advice() is None
     assert advice(ChainEstimate(models=("b",), cost=0.8)).startswith("the right pair matters more than a longer chain")
     assert advice(ChainEstimate(models=("b",), cost=0.36)).startswith("a longer chain pays")
-    assert certificate.advice is not None
-    assert ("on the tuning rows", certificate.advice) in certificate.facts()
+    assert certificate.path.tuning.advice is not None
+    assert ("on the tuning rows", certificate.path.tuning.advice) in certificate.facts()
     assert ("looked at before", "by me") in certificate.with_looks("by me").facts()
 
 
@@ -330,9 +331,9 @@ def test_a_pair_uses_its_confidence_alone():
 def test_on_a_real_log_the_choice_is_within_the_targets_and_everything_is_rebuilt(shared):
     log = nine_models(shared, "medmcqa", "llama3.1-405b")
     certificate = calibrate_cascade(log, "0.05", key=KEY)
-    assert certificate.chain.models == ("gpt-4o-mini",)
-    assert certificate.advice.startswith("the right pair matters more than a longer chain")
-    assert certificate.cost / certificate.guardian_cost <= 0.44
+    assert certificate.path.chain.models == ("gpt-4o-mini",)
+    assert certificate.path.tuning.advice.startswith("the right pair matters more than a longer chain")
+    assert certificate.path.cost / certificate.path.guardian_cost <= 0.44
     assert verify_cascade(certificate, log)
     fitted = fit_chain(log, ("gpt-4o-mini", "llama3.1-70b"), "net", None)
     places = log.columns_of(fitted.models)

@@ -1,9 +1,8 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from conformal_arbitrage import CertificateError, OptionError, ScoreLog, calibrate
+from tests.certificates import altered
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +30,12 @@ def test_the_guardian_is_ignored_where_the_primary_decides(certificate):
 
 @pytest.mark.parametrize(("sees", "action"), [("candidates", 1), ("all", 2), ("all-restricted-loss", 2)])
 def test_the_guardian_chooses_among_the_actions_it_is_shown(certificate, sees, action):
-    rule = replace(certificate, relaxation=0.1, guardian_sees=sees)
+    rule = altered(certificate, relaxation=0.1, guardian_sees=sees)
     assert rule.decide([0.5, 0.45, 0.05], guardian=[0.1, 0.2, 0.9]).action == action
 
 
 def test_scores_of_hidden_actions_may_be_missing(certificate):
-    rule = replace(certificate, relaxation=0.1, guardian_sees="candidates")
+    rule = altered(certificate, relaxation=0.1, guardian_sees="candidates")
     assert rule.decide([0.5, 0.45, 0.05], guardian=[0.1, 0.2, None]).action == 1
     assert rule.decide([0.5, 0.45, 0.05], guardian=[0.1, None, 0.2]).action is None
     assert certificate.decide([0.5, 0.45, 0.05], guardian=[0.1, 0.2, np.nan]).action is None

@@ -161,7 +161,7 @@ def test_what_workers_do_with_a_table_gives_the_certificate_of_its_rows(seed, ke
     alpha = str(rng.choice(["0.9", "0.5", "0.2", "0.05"]))
     expected, certificate = calibrate(log, alpha, **keywords), calibrate(table, alpha, **keywords)
     assert not differing(expected, certificate)
-    assert certificate.log_sha256.startswith("rows:")
+    assert certificate.evidence.log_sha256.startswith("rows:")
     assert verify(certificate, table)
 
 

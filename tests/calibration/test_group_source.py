@@ -7,6 +7,7 @@ import pytest
 
 from conformal_arbitrage import Certificate, OptionError, ScoreLog, calibrate, verify
 from conformal_arbitrage.calibration.certificate import group_source_of
+from tests.certificates import altered
 
 MODELS = {"primary": {"kind": "x"}, "guardian": {"kind": "y"}}
 
@@ -31,7 +32,7 @@ def test_a_log_says_what_named_its_groups_and_so_does_its_certificate():
     assert group_source_of(calibrate(log, 0.1)) is None
     assert group_source_of(calibrate(log, 0.1, by="tenant")) is None, "that is another column"
     again = calibrate(log, 0.1, by="group", group_source="metadata.subject")
-    assert replace(again, created=certificate.created) == certificate
+    assert altered(again, created=certificate.provenance.created) == certificate
     with pytest.raises(OptionError, match=r"were named by metadata\.subject; got group_source 'metadata\.x'"):
         calibrate(log, 0.1, by="group", group_source="metadata.x")
 

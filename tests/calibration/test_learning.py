@@ -49,7 +49,7 @@ def test_a_binarized_log_keeps_both_grades_so_that_gains_count():
     scored = learn(log, features=Features(menu_size=3)).scored
     assert {"correct"} <= set(scored.outcome_names)
     certificate = calibrate(scored, 0.3, loss="net", boundary="random", key=KEY)
-    assert certificate.empirical_risk <= certificate.regret
+    assert certificate.evidence.empirical_risk <= certificate.loss.regret
     again = learn(scored, share=0.5, learner="hist-gradient-boosting").scored
     assert again.is_router
 

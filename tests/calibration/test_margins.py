@@ -10,6 +10,7 @@ from conformal_arbitrage.calibration.certificate import (
     write_quantiles,
 )
 from conformal_arbitrage.errors import CertificateError, OptionError
+from tests.certificates import edited
 
 SECRET = ProjectSecret((b"s" * 32,))
 
@@ -60,13 +61,13 @@ def test_a_certificate_keeps_the_quantiles_of_its_own_margins(boundary, tmp_path
     log, key = score_log(), SECRET.boundary_key if boundary == "random" else None
     plain = calibrate(log, 0.1, boundary=boundary, key=key)
     kept = calibrate(log, 0.1, boundary=boundary, key=key, margins=True).sign(SECRET)
-    assert plain.margin_quantiles is None
+    assert plain.evidence.margin_quantiles is None
     assert (kept.relaxation, kept.boundary_u, kept.guarantee) == (plain.relaxation, plain.boundary_u, plain.guarantee)
     kept.save(tmp_path / "rule.json")
     loaded = Certificate.load(tmp_path / "rule.json", secret=SECRET)
     assert loaded == kept
     assert verify(loaded, log).ok
-    quantiles = read_quantiles(loaded.margin_quantiles)
+    quantiles = read_quantiles(loaded.evidence.margin_quantiles)
     base = base_share((loaded.relaxation, loaded.boundary_u), quantiles)
     assert base == pytest.approx(loaded.apply(log).deferred.mean(), abs=0.0026 if boundary == "random" else 0.04)
     for share in (base, 0.9):
@@ -76,20 +77,19 @@ def test_a_certificate_keeps_the_quantiles_of_its_own_margins(boundary, tmp_path
 
 
 def calibrate_at(certificate, relaxation, u):
-    from dataclasses import replace
 
-    return replace(certificate, relaxation=relaxation, boundary_u=u)
+    return certificate.with_threshold(relaxation, u)
 
 
 def test_changed_quantiles_are_noticed(tmp_path):
     kept = calibrate(score_log(), 0.1, margins=True).sign(SECRET)
     document = kept.to_dict()
     with pytest.raises(CertificateError, match=r"margin_quantiles .* contradicts the rest"):
-        Certificate.from_dict({**document, "margin_quantiles": "0.1 0.2"})
+        Certificate.from_dict(edited(document, {"margin_quantiles": "0.1 0.2"}))
     other = " ".join(["0.0"] * 1001)
     with pytest.raises(CertificateError, match="the signature is not that"):
-        Certificate.from_dict({**document, "margin_quantiles": other}).check_signature(SECRET)
-    assert not verify(Certificate.from_dict({**document, "margin_quantiles": other}), score_log()).ok
+        Certificate.from_dict(edited(document, {"margin_quantiles": other})).check_signature(SECRET)
+    assert not verify(Certificate.from_dict(edited(document, {"margin_quantiles": other})), score_log()).ok
     assert not are_quantiles(other, drawn=True)
     assert are_quantiles(other, drawn=False)
 

@@ -21,7 +21,7 @@ def test_unknown_outcomes_are_an_error_unless_counted_as_the_worst_case():
     with pytest.raises(ScoreLogError, match=r"row 60: .*\(1 of 60 rows\)"):
         net_certificate(log, 0.1)
     certificate = calibrate(log, 0.1, loss="net", boundary="random", key=KEY, missing_guardian="worst_case")
-    assert (certificate.missing_guardian_rows, certificate.regret) == (1, pytest.approx(1 / 60))
+    assert (certificate.evidence.missing_guardian_rows, certificate.loss.regret) == (1, pytest.approx(1 / 60))
 
 
 def test_ungraded_menus_are_refused_by_row():
@@ -79,4 +79,4 @@ def test_a_menu_of_one_has_no_loss():
         outcomes={"correct": [[0.0]] * 20 + [[1.0, 0.0]] * 20},
     )  # fmt: skip
     certificate = net_certificate(log, 0.1)
-    assert (certificate.relaxation, certificate.regret) == (0.0, 0.0)
+    assert (certificate.relaxation, certificate.loss.regret) == (0.0, 0.0)

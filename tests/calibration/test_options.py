@@ -14,12 +14,13 @@ from conformal_arbitrage import (
     inspect,
     verify,
 )
+from tests.certificates import edited
 
 
 def test_calibrate_takes_options_as_keywords_or_as_one_object(science):
     one = calibrate(science, 0.05, options=CalibrationOptions(guardian_sees="all", grid=0.01))
     other = calibrate(science, 0.05, guardian_sees="all", grid=0.01)
-    assert one.to_dict() | {"created": ""} == other.to_dict() | {"created": ""}
+    assert edited(one.to_dict(), {"created": ""}) == edited(other.to_dict(), {"created": ""})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_loss_without_a_name_is_called_by_its_class(science):
         def __call__(self, row, sight):
             return 0.0
 
-    assert calibrate(science.select(range(100)), 0.1, loss=Constant(), loss_bound=1).loss == "Constant"
+    assert calibrate(science.select(range(100)), 0.1, loss=Constant(), loss_bound=1).loss.name == "Constant"
 
 
 def test_a_loss_of_your_own_states_its_bound():
@@ -158,10 +159,10 @@ def test_a_clustered_certificate_is_saved_shown_and_checked(science, tmp_path):
     loaded = Certificate.load(tmp_path / "c.json")
     assert loaded == certificate
     assert verify(loaded, science)
-    with pytest.raises(CertificateError, match="max_cluster_size None contradicts the rest"):
-        Certificate.from_dict(certificate.to_dict() | {"max_cluster_size": None})
+    with pytest.raises(CertificateError, match="max_cluster_size"):
+        Certificate.from_dict(edited(certificate.to_dict(), {"max_cluster_size": None}))
     with pytest.raises(CertificateError, match="max_cluster_size 0 contradicts the rest"):
-        Certificate.from_dict(certificate.to_dict() | {"max_cluster_size": 0})
+        Certificate.from_dict(edited(certificate.to_dict(), {"max_cluster_size": 0}))
 
 
 def test_a_certificate_records_earlier_looks_and_verifies_all_the_same(science):

@@ -23,6 +23,7 @@ from conformal_arbitrage.calibration.verify import decide_parts
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.scorelog.parts import ScorePart, as_engine
 from conformal_arbitrage.scorelog.tables import interruptible
+from tests.certificates import edited
 
 KEY = b"0123456789abcdef"
 
@@ -154,7 +155,7 @@ def test_what_is_gathered_is_what_is_digested(folder, monkeypatch):
 
     monkeypatch.setattr(ScoreParts, "gather", gather_and_replace)
     certificate = calibrate(parts, "0.05", margins=True)
-    assert certificate.log_sha256 == expected.log_sha256
+    assert certificate.evidence.log_sha256 == expected.evidence.log_sha256
     monkeypatch.undo()
     assert not verify(certificate, ScoreParts.read(folder))
 
@@ -189,10 +190,10 @@ def test_a_file_counts_once_whatever_it_is_called(tmp_path, name):
     parts = ScoreParts.read(NAMES[name](folder))
     assert (len(parts), len(parts.files)) == (3000, 3)
     certificate = calibrate(parts, "0.05")
-    assert (certificate.n, certificate.relaxation, certificate.log_sha256) == (
+    assert (certificate.n, certificate.relaxation, certificate.evidence.log_sha256) == (
         3000,
         expected.relaxation,
-        expected.log_sha256,
+        expected.evidence.log_sha256,
     )
 
 
@@ -304,9 +305,9 @@ def test_a_certificate_whose_signature_was_taken_off_is_named_where_a_project_si
 
     assert (show().exit_code, show().stderr) == (0, "")
     document = json.loads(Path("c.json").read_text())
-    Path("c.json").write_text(json.dumps({**document, "relaxation": 0.0}))
+    Path("c.json").write_text(json.dumps(edited(document, {"relaxation": 0.0})))
     assert show().exit_code == 2
-    Path("c.json").write_text(json.dumps({**document, "relaxation": 0.0, "signature": None, "secret_id": None}))
+    Path("c.json").write_text(json.dumps(edited(document, {"relaxation": 0.0, "signature": None, "secret_id": None})))
     assert "c.json is not signed, though this project has a secret" in show().stderr
 
 

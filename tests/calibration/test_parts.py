@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
 from conformal_arbitrage.calibration import calibrate as parts_module
-from conformal_arbitrage.calibration.verify import decide_parts
+from conformal_arbitrage.calibration.verify import decide_parts, differing
 from conformal_arbitrage.scorelog.log import join_logs
 from conformal_arbitrage.scorelog.parts import Processes, Threads, as_engine
+from tests.certificates import altered
 
 KEY = b"0123456789abcdef"
 IDENTITIES = {"primary": {"kind": "function", "name": "p"}, "guardian": {"kind": "label"}}
-NOT_COMPARED = {"created", "log_sha256", "key", "fit"}
 
 
 def some_log(n, seed=0, *, kind="unit", missing=0.0, ragged=True):
@@ -55,10 +55,7 @@ def write_parts(log, folder, cuts):
 
 
 def same(one, other):
-    names = [f.name for f in fields(one) if f.name not in NOT_COMPARED]
-    return {
-        name: (getattr(one, name), getattr(other, name)) for name in names if getattr(one, name) != getattr(other, name)
-    }
+    return {name: pair for name, pair in differing(one, other).items() if name != "log_sha256"}
 
 
 OPTIONS = [
@@ -87,7 +84,7 @@ def test_a_log_in_parts_gives_the_certificate_of_all_its_rows(tmp_path, monkeypa
     assert len(found.parts()) == 8
     expected, certificate = (calibrate(one, 0.2, **keywords) for one in (log, found))
     assert not same(expected, certificate)
-    assert certificate.log_sha256.startswith("rows:")
+    assert certificate.evidence.log_sha256.startswith("rows:")
     assert verify(certificate, found).ok
 
 
@@ -115,7 +112,7 @@ def test_missing_guardians_in_parts(tmp_path, sees):
 def test_single_precision_and_large_scores_in_parts(tmp_path):
     single = some_log(400, kind="single")
     found = ScoreParts.read(write_parts(single, tmp_path / "p", [150]))
-    assert calibrate(found, 0.2).score_digits == 6
+    assert calibrate(found, 0.2).evidence.score_digits == 6
     assert not same(calibrate(single, 0.2), calibrate(found, 0.2))
     rng = np.random.default_rng(3)
     large = ScoreLog.from_arrays(rng.random((300, 3)) * 50, rng.random((300, 3)) * 2e5)
@@ -145,7 +142,7 @@ def test_engines_agree(tmp_path, engine):
     found = ScoreParts.read(write_parts(log, tmp_path / "p", [300, 600]))
     expected = calibrate(found, 0.1, boundary="random", key=KEY)
     certificate = calibrate(found, 0.1, boundary="random", key=KEY, engine=engine)
-    assert replace(certificate, created=expected.created) == expected
+    assert altered(certificate, created=expected.provenance.created) == expected
 
 
 def told(function):
@@ -192,7 +189,7 @@ def test_names_and_order_of_files_do_not_matter_for_the_digest_but_their_rows_do
     moved.mkdir()
     for k, path in enumerate(sorted((tmp_path / "p").iterdir(), reverse=True)):
         shutil.copy(path, moved / f"{k}.parquet")
-    assert calibrate(ScoreParts.read(moved), 0.2).log_sha256 == first.log_sha256
+    assert calibrate(ScoreParts.read(moved), 0.2).evidence.log_sha256 == first.evidence.log_sha256
     compacted = ScoreParts.read(write_parts(log, tmp_path / "r", [100]))
     assert verify(first, compacted)
     renamed = replace(log, id=np.array(["other", *log.id.tolist()[1:]], dtype=log.id.dtype))

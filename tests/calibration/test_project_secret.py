@@ -82,4 +82,8 @@ def test_draws_depend_on_the_secret_and_the_id_alone():
     other = ScoreLog.from_arrays(rng.random((50, 3)), rng.random((50, 3)), id=log.id[order])
     assert np.array_equal(draws(key, log)[order], draws(key, other))
     one, again = (calibrate(log, 0.2, boundary="random", key=key) for _ in range(2))
-    assert (one.relaxation, one.boundary_u, one.key_sha256) == (again.relaxation, again.boundary_u, again.key_sha256)
+    assert (one.relaxation, one.boundary_u, one.provenance.key_sha256) == (
+        again.relaxation,
+        again.boundary_u,
+        again.provenance.key_sha256,
+    )

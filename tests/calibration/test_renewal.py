@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
-from conformal_arbitrage.calibration.certificate import (
-    Ancestry,
-    CalibratedThreshold,
-    chain_facts,
-    document_sha256,
-    worded,
-)
+from conformal_arbitrage.calibration.certificate import document_sha256
+from conformal_arbitrage.calibration.forms import Ancestry, CalibratedThreshold, Learned, Session
 from conformal_arbitrage.calibration.renewal import (
     RenewalChain,
     chain_of,
@@ -20,7 +15,9 @@ from conformal_arbitrage.calibration.renewal import (
     rows_after_alarm,
     tightened,
 )
+from conformal_arbitrage.calibration.words import chain_facts
 from conformal_arbitrage.errors import CertificateError, OptionError
+from tests.certificates import altered
 
 SECRET = ProjectSecret((b"a long enough project secret",))
 
@@ -110,7 +107,7 @@ def test_tightening_keeps_rows_budget_and_log_and_raises_the_relaxation():
     harder = calibrate(log_of(300, 1, loss=0.6), 0.1)
     tight = tightened(root, harder, 1.0, begun)
     assert tight.relaxation == harder.relaxation > root.relaxation
-    assert (tight.n, tight.log_sha256, tight.slack) == (root.n, root.log_sha256, root.slack)
+    assert tight.evidence == root.evidence
     assert tight.ancestry.calibrated == CalibratedThreshold(relaxation=root.relaxation, boundary_u=None)
     assert "what is promised for the smaller one holds for the larger one" in tight.guarantee
     assert Certificate.from_dict(tight.to_dict()) == tight
@@ -169,14 +166,14 @@ def test_what_has_no_proof_is_refused_by_name():
     clustered = calibrate(log_of(300, group=["a", "b", "c"] * 100), 0.1, cluster="group", max_cluster_size=100)
     with pytest.raises(OptionError, match="renewal and cluster do not go together"):
         refuse_renewal(clustered)
-    sessions = replace(calibrate(log_of(300), 0.1), unit="session")
+    sessions = replace(calibrate(log_of(300), 0.1), promise=Session(alpha=0.1))
     for refuse in (refuse_renewal, refuse_tightening):
         with pytest.raises(OptionError, match="and session do not go together"):
             refuse(sessions)
     own = calibrate(log_of(300), 0.1, loss=lambda row, sight: 0.0, loss_bound=1)
     with pytest.raises(OptionError, match="renewal and own loss do not go together"):
         refuse_renewal(own)
-    learned = replace(calibrate(log_of(300), 0.1), score="auto")
+    learned = replace(calibrate(log_of(300), 0.1), rule=Learned(score="auto", terms=None))
     for refuse in (refuse_renewal, refuse_tightening):
         with pytest.raises(OptionError, match="and learned do not go together"):
             refuse(learned)
@@ -201,7 +198,7 @@ def test_an_ancestry_that_does_not_fit_its_certificate_is_refused(changed):
     )
     wrong = replace(first, ancestry=replace(first.ancestry, **changed))
     if changed.get("since") != 2.0**40:
-        wrong = replace(wrong, guarantee=worded(wrong))
+        wrong = wrong.worded()
     with pytest.raises(CertificateError, match="contradicts the rest"):
         Certificate.from_dict(wrong.to_dict())
 
@@ -209,13 +206,13 @@ def test_an_ancestry_that_does_not_fit_its_certificate_is_refused(changed):
 def test_a_tightened_certificate_cannot_hide_a_lower_relaxation():
     root = calibrate(log_of(300), 0.1)
     tight = tightened(root, calibrate(log_of(300, 1, loss=0.6), 0.1), 1.0, chain())
-    lower = replace(tight, relaxation=0.0)
+    lower = altered(tight, relaxation=0.0)
     with pytest.raises(CertificateError, match=r"ancestry .* contradicts the rest"):
-        Certificate.from_dict(replace(lower, guarantee=worded(lower)).to_dict())
+        Certificate.from_dict(lower.worded().to_dict())
     forged = replace(
         lower, ancestry=replace(tight.ancestry, calibrated=CalibratedThreshold(relaxation=-1.0, boundary_u=None))
     )
-    forged = replace(forged, guarantee=worded(forged))
+    forged = forged.worded()
     assert set(verify(forged, log_of(300)).differences) == {"ancestry", "guarantee"}
 
 

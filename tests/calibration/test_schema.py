@@ -1,7 +1,6 @@
-"""Schema 2 of the certificate: signed, and without contradictions; schema 1 loads as unsigned."""
+"""The document of a certificate: signed, and without contradictions."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +12,12 @@ from conformal_arbitrage import (
     ProjectSecret,
     ScoreLog,
     calibrate,
-    verify,
 )
+from conformal_arbitrage.errors import LaterCertificateError
+from tests.certificates import altered, edited
 
 SECRET = ProjectSecret((b"the secret of this project",))
 OTHER = ProjectSecret((b"the secret of another one",))
-NEW_IN_2 = ("full_sight_loss", "router", "fewest_actions", "most_actions", "secret_id", "signature")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def test_a_signed_certificate_loads_with_the_secret_that_signed_it(tmp_path, cer
     ids=str,
 )
 def test_a_signature_covers_every_field(certificate, change):
-    changed = replace(certificate.sign(SECRET), **change)
+    changed = altered(certificate.sign(SECRET), **change)
     with pytest.raises(CertificateError, match="was changed"):
         changed.check_signature(SECRET)
 
@@ -60,25 +59,23 @@ def test_a_signature_covers_every_field(certificate, change):
         ({"empirical_risk": -0.01}, "empirical_risk"),
         ({"empirical_risk": 0.08, "slack": 0.05 - (0.08 * 2369 + 1) / 2370}, "slack"),
         ({"n": 100}, "slack"),
-        ({"status": "always_defer", "relaxation": None}, "empirical_risk"),
-        ({"status": "always_defer", "relaxation": None, "empirical_risk": 0.0, "slack": 0.05 - 1 / 2370}, "slack"),
-        ({"loss_bound": 1e-7, "alpha": 1e-8}, "loss_bound"),
+        ({"relaxation": None}, "empirical_risk"),
+        ({"relaxation": None, "empirical_risk": 0.0, "slack": 0.05 - 1 / 2370}, "slack"),
+        ({"bound": 1e-7, "alpha": 1e-8}, "loss_bound"),
         ({"relaxation": 0.1}, "guarantee|slack|grid"),
         ({"grid": 0.1}, "grid"),
-        ({"envelope_excess": 0.1}, "envelope_excess"),
         ({"no_opinion_rows": 2370}, "no_opinion_rows"),
         ({"missing_guardian_rows": 1}, "missing_guardian_rows"),
-        ({"most_actions": None}, "fewest_actions"),
+        ({"most_actions": 0}, "fewest_actions"),
         ({"fewest_actions": 9}, "fewest_actions"),
         ({"router": True}, "router"),
         ({"signature": "00"}, "signature"),
         ({"guarantee": "Trust us."}, "guarantee"),
-        ({"full_sight_loss": 0.01}, "full_sight_loss"),
     ],
     ids=str,
 )
 def test_fields_that_contradict_each_other_are_refused(science, change, named):
-    document = calibrate(science, 0.05).to_dict() | change
+    document = edited(calibrate(science, 0.05).to_dict(), change)
     if change == {"relaxation": 0.1}:
         Certificate.from_dict(document)  # nothing else implies it without the log; the signature and `verify` tell
         return
@@ -105,27 +102,37 @@ def test_every_kind_of_certificate_that_calibrate_makes_loads(science):
                 assert Certificate.from_dict(json.loads(json.dumps(certificate.to_dict()))) == certificate
     far = ScoreLog.from_arrays([[5.0, 0.0]] * 50, [[0, 1]] * 50)
     short = calibrate(far, 0.1, grid=0.5)
-    assert (short.status, short.slack > 0) == ("always_defer", True)
+    assert (short.status, short.evidence.slack > 0) == ("always_defer", True)
     assert Certificate.from_dict(short.to_dict()) == short
 
 
-def schema_1(certificate, **changes):
-    document = {name: value for name, value in certificate.to_dict().items() if name not in NEW_IN_2}
-    return document | {"schema": 1, "guarantee": "As it was worded then."} | changes
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"envelope_excess": 0.1},
+        {"full_sight_loss": 0.01},
+        {"confidence": 0.9},
+        {"groups": {}},
+        {"of_a_later_release": 1},
+    ],
+    ids=str,
+)
+def test_a_field_of_another_kind_of_certificate_is_refused(certificate, change):
+    with pytest.raises(LaterCertificateError, match="unknown field"):
+        Certificate.from_dict(edited(certificate.to_dict(), change))
 
 
-def test_a_certificate_of_schema_1_loads_as_unsigned_and_verifies(certificate, science):
-    old = Certificate.from_dict(schema_1(certificate))
-    assert (old.schema, old.signed, old.fewest_actions, old.outside(500)) == (1, False, None, None)
-    assert old.decide([0.9, 0.05, 0.05]).action == certificate.decide([0.9, 0.05, 0.05]).action
-    assert verify(old, science)
-    assert "relaxation" in verify(replace(old, relaxation=0.1), science).differences
-    with pytest.raises(CertificateError, match="is unsigned"):
-        old.check_signature(SECRET)
+@pytest.mark.parametrize("part", ["rule", "promise", "loss"])
+def test_a_kind_of_a_later_release_is_told_apart_from_a_damaged_file(certificate, part):
+    document = certificate.to_dict()
+    with pytest.raises(LaterCertificateError, match="Invalid value 'batch'"):
+        Certificate.from_dict(document | {part: document[part] | {"type": "batch"}})
+    with pytest.raises(LaterCertificateError, match="schema version 2 is not the one"):
+        Certificate.from_dict(document | {"schema": 2})
 
 
 def test_a_menu_outside_the_range_of_the_log_has_no_guarantee(certificate, science):
-    assert (certificate.fewest_actions, certificate.most_actions) == (science.sizes.min(), science.sizes.max())
+    assert certificate.sizes == range(science.sizes.min(), science.sizes.max() + 1)
     assert certificate.outside(int(science.sizes.min())) is None
     assert "the query has 200 actions; those of the certificate's log have" in certificate.outside(200)
     assert "the query has 1 action; those" in certificate.outside(1)
@@ -184,7 +191,7 @@ def test_double_precision_scores_are_rounded_like_the_log_of_a_single_precision_
     rng = np.random.default_rng(0)
     scores = np.round(rng.random((400, 3)), 2) / 10
     certificate = calibrate(ScoreLog.from_arrays(scores.astype(np.float32), rng.random((400, 3))), 0.2)
-    assert certificate.score_digits == 6
+    assert certificate.evidence.score_digits == 6
     for row in scores:
         expected = certificate.decide(row.astype(np.float32))
         assert (

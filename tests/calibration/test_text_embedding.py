@@ -10,7 +10,6 @@ import pytest
 
 from conformal_arbitrage import Certificate, CertificateError, Features, OptionError, ScoreLog, calibrate, learn, verify
 from conformal_arbitrage.calibration import learned as module
-from conformal_arbitrage.calibration.certificate import signed_bytes
 from conformal_arbitrage.calibration.learned import WIDTH, text_embedding
 from conformal_arbitrage.calibration.secret import ProjectSecret
 
@@ -81,15 +80,11 @@ def test_a_saved_certificate_verifies_and_decides_live_as_in_a_replay(tmp_path):
     assert not verify(loaded, other)
 
 
-def test_certificates_from_before_texts_keep_their_signature():
-    document = learned(world(), text=False).sign(SECRET).to_dict()
-    earlier = json.loads(json.dumps(document))
-    del earlier["learned"]["text_sha256"]
-    assert signed_bytes(earlier) == signed_bytes(document)
-    with_texts = learned(world()).to_dict()
-    assert b"text_sha256" in signed_bytes(with_texts)
+def test_the_terms_say_whether_texts_are_used():
+    document = learned(world()).to_dict()
+    document["rule"]["terms"]["text_sha256"] = None
     with pytest.raises(CertificateError, match="learned"):
-        Certificate.from_dict(with_texts | {"learned": with_texts["learned"] | {"text_sha256": None}})
+        Certificate.from_dict(document)
 
 
 def test_a_log_without_texts_is_refused_and_empty_ones_are_counted():

@@ -3,6 +3,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from conformal_arbitrage import InfeasibleError, OptionError, ScoreLog, ScoreLogError, Verification, calibrate, verify
+from tests.certificates import altered
 
 
 def test_a_verification_is_true_if_nothing_differs(science):
@@ -15,7 +16,7 @@ def test_a_verification_is_true_if_nothing_differs(science):
 
 
 def test_a_verification_shows_stored_and_recomputed_values(science):
-    certificate = replace(calibrate(science, 0.05, guardian_sees="candidates"), relaxation=0.3, n=7)
+    certificate = altered(calibrate(science, 0.05, guardian_sees="candidates"), relaxation=0.3, n=7)
     verification = verify(certificate, science)
     assert not verification
     assert not verification.ok
@@ -45,7 +46,7 @@ def test_a_declared_loss_in_full_sight_is_stored_stated_and_verified():
 
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1, 0]] * 30)
     certificate = calibrate(log, 0.2, loss=harm, loss_bound=1, full_sight_loss="0.18")
-    assert (certificate.status, certificate.full_sight_loss) == ("always_defer", 0.18)
+    assert (certificate.status, certificate.loss.in_full_sight) == ("always_defer", 0.18)
     assert "The loss is then at most 0.18: so it was declared" in certificate.guarantee
     assert verify(certificate, log, loss=harm)
 

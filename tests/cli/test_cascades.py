@@ -25,7 +25,7 @@ def test_a_cascade_is_calibrated_shown_verified_and_applied(run, log):
     assert "Written: c.json" in shown
     assert "holds" in run("verify", "c.json", log).stdout
     assert "one promise for the whole cascade" in " ".join(run("certificate", "show", "c.json").stdout.split())
-    assert json.loads(run("certificate", "show", "c.json", "--json").stdout)["kind"] == "path"
+    assert json.loads(run("certificate", "show", "c.json", "--json").stdout)["rule"]["type"] == "path"
     applied = json.loads(run("apply", "c.json", log, "--json", "-o", "d.jsonl").stdout)
     assert applied["rows"] == sum(applied["answered_by"].values()) == 500
     assert "answered by" in run("apply", "c.json", log, "-o", "d.jsonl").stdout
@@ -38,11 +38,11 @@ def test_chain_models_loss_and_split_can_be_chosen(run, log):
         run("calibrate", log, "--path", "--alpha", "0.1", "--loss", "net", "--chain", "small, middle", "--seed", "4",
             "--tuning-share", "0.5", "--json").stdout
     )  # fmt: skip
-    assert document["chain"]["models"] == ["small", "middle"]
-    assert document["loss"] == "net"
-    assert (document["tuning"]["seed"], document["tuning"]["rows"], document["tuning"]["fixed"]) == (4, 250, True)
+    assert document["rule"]["chain"]["models"] == ["small", "middle"]
+    assert document["loss"]["type"] == "net"
+    assert tuple(document["rule"]["tuning"][name] for name in ("seed", "rows", "fixed")) == (4, 250, True)
     fewer = json.loads(run("calibrate", log, "--path", "--alpha", "0.1", "--models", "small,large", "--json").stdout)
-    assert {name for one in fewer["tuning"]["estimates"] for name in one["models"]} == {"small", "large"}
+    assert {name for one in fewer["rule"]["tuning"]["estimates"] for name in one["models"]} == {"small", "large"}
     assert "whole guarantee" not in run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small").stdout
 
 

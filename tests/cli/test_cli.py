@@ -13,6 +13,7 @@ from rich.console import Console
 
 from conformal_arbitrage import Certificate, ScoreLog
 from conformal_arbitrage.cli import cli, demo, output
+from tests.certificates import said
 from tests.conftest import BUNDLED
 
 PAIR = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
@@ -180,7 +181,7 @@ def test_looks_never_stop_a_command(run):
 
 def test_calibrate_prints_one_json_document_with_the_documented_keys(run):
     document = json.loads(run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--json").stdout)
-    assert document["relaxation"] == 0.457141
+    assert said(document, "relaxation") == 0.457141
     assert {
         "relaxation", "status", "alpha", "n", "loss_bound", "empirical_risk", "slack", "guardian_sees", "boundary",
         "boundary_u", "guarantee", "log_sha256",
@@ -189,7 +190,7 @@ def test_calibrate_prints_one_json_document_with_the_documented_keys(run):
 
 def test_always_defer_warns_with_the_rows_needed_and_succeeds(run):
     result = run("calibrate", "log.parquet", "--alpha", "0.0001", *PAIR, "--json")
-    assert json.loads(result.stdout)["relaxation"] is None
+    assert said(json.loads(result.stdout), "relaxation") is None
     assert "at least 9999 rows" in result.stderr
     assert result.stderr.count("\n") == 1
 
@@ -208,7 +209,7 @@ def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
     run("apply", "c.json", "log.parquet", "-o", "d.jsonl")
     first = Certificate.load("c.json")
     again = json.loads(run(*RANDOM, "--json").stdout)
-    assert (again["boundary_u"], again["key_sha256"]) == (first.boundary_u, first.key_sha256)
+    assert (said(again, "boundary_u"), said(again, "key_sha256")) == (first.boundary_u, first.provenance.key_sha256)
     monkeypatch.setenv("ARBITRAGE_SECRET", "another secret".replace(" ", "-") * 2)
     assert "signed with another secret" in run("verify", "c.json", "log.parquet", code=2).stderr
     rotated = f"{'another-secret' * 2}, {Path('arbitrage.secret').read_text()}"
@@ -250,7 +251,7 @@ def test_the_certificate_records_binarize_bound_and_worst_case(run):
     arguments += ["--guardian-column", "qwen15b", "--binarize", "--guardian-sees", "all", "--loss-bound", "1"]
     run(*arguments, "--missing-guardian", "worst_case", "-o", "c.json")
     certificate = Certificate.load("c.json")
-    assert (certificate.relaxation, certificate.binarized, certificate.guardian_sees) == (0.635774, True, "all")
+    assert (certificate.relaxation, certificate.loss.binarized, certificate.guardian_sees) == (0.635774, True, "all")
     run("verify", "c.json", "log.parquet")
 
 

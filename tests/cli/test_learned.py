@@ -7,6 +7,7 @@ import pytest
 
 from tests.calibration import test_text_embedding as texts
 from tests.calibration.test_learned import world
+from tests.certificates import said
 from tests.cli import test_cli
 
 run = test_cli.run
@@ -42,7 +43,7 @@ def test_a_certificate_is_shown(run, log):
     assert "none: a learned score decides" in shown
     assert "every row is scored by the fit to all" in shown
     document = json.loads(run("certificate", "show", "certificate.json", "--json").stdout)
-    assert document["learned"]["features"] == ["margin", "position", "group"]
+    assert said(document, "terms")["features"] == ["margin", "position", "group"]
     Path("certificate.npz").write_bytes(b"other")
     refused = run("certificate", "show", "certificate.json", code=2).stderr
     assert "certificate.npz: is not the file that the certificate was made with" in refused

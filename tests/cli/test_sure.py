@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog
+from tests.certificates import said
 from tests.cli import test_cli
 
 run = test_cli.run
@@ -58,11 +59,11 @@ def test_a_dial_is_set_in_place_and_signed_again(run, log, monkeypatch):
     assert "set to 0.1" in shown
     assert "Written: dial.json" in shown
     document = json.loads(Path("dial.json").read_text())
-    assert (document["alpha"], document["signature"] is not None) == (0.1, True)
+    assert (said(document, "alpha"), document["signature"] is not None) == (0.1, True)
     assert "holds" in run("verify", "dial.json", log).stdout
     chosen = json.loads(run("certificate", "choose", "dial.json", "--alpha", "0.2", "-o", "x.json", "--json").stdout)
-    assert chosen["alpha"] == 0.2
-    assert json.loads(Path("dial.json").read_text())["alpha"] == 0.1
+    assert said(chosen, "alpha") == 0.2
+    assert said(json.loads(Path("dial.json").read_text()), "alpha") == 0.1
     assert "lowest stop" in run("certificate", "choose", "dial.json", "--alpha", "0.001", code=2).stderr
     monkeypatch.delenv("ARBITRAGE_SECRET")
     assert "is signed" in run("certificate", "choose", "dial.json", "--alpha", "0.05", code=2).stderr

@@ -24,6 +24,7 @@ from conformal_arbitrage.collecting.questions import Requests
 from conformal_arbitrage.errors import ArbitrageError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.port import fingerprint
+from tests.certificates import said
 from tests.scripted import Upstream, completion, scores
 
 COMMAND = [sys.executable, "-c", "from conformal_arbitrage.cli import main; main()"]
@@ -183,7 +184,7 @@ def test_a_collected_log_can_be_calibrated(run):
         run(*MENU)
     run("calibrate", "log.parquet", "--alpha", "0.05", "-o", "certificate.json")
     certificate = json.loads(Path("certificate.json").read_text())
-    assert certificate["identities"]["guardian"]["model"] == "large"
+    assert said(certificate, "identities")["guardian"]["model"] == "large"
 
 
 def test_a_primary_that_fails_has_no_opinion_and_a_guardian_that_fails_is_missing(run):
@@ -654,7 +655,7 @@ def test_a_person_grades_with_keys_and_can_continue_later(run):
         second = collect_with_keys("h\nh\n-\n-\n", "--concurrency", "1", "--json")
         assert second.returncode == 0, second.stderr
         assert "Request 0?" not in second.stderr
-        assert json.loads(second.stdout)["missing_guardian_rows"] == 1
+        assert said(json.loads(second.stdout), "missing_guardian_rows") == 1
         assert len(upstream.bodies) == 9
     log = ScoreLog.read("log.parquet")
     assert sorted(log.outcome("correct")[:2].tolist()) == grades

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.forms import ByGroup, Cluster, Learned, Net
 from conformal_arbitrage.collecting.renewal import BUDGETS, looked_frontier
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.store import new_id
@@ -79,10 +80,10 @@ def test_what_is_not_known_yet_is_left_out_and_what_is_overdue_counts_as_lost():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"by": "group"}, "looking and groups"),
-        ({"cluster": "talk"}, "looking and cluster"),
-        ({"loss": "net"}, "looking and net"),
-        ({"score": "learned"}, "looking and learned"),
+        ({"rule": ByGroup(by="group", groups={}, guardian_sees="all", boundary="include")}, "looking and groups"),
+        ({"promise": Cluster(alpha=0.1, cluster="talk", clusters=3, max_cluster_size=9)}, "looking and cluster"),
+        ({"loss": Net(bound=1.0, regret=0.0)}, "looking and net"),
+        ({"rule": Learned(score="learned", terms=None)}, "looking and learned"),
     ],
 )
 def test_what_single_rows_would_misjudge_is_refused(changed, words):

@@ -161,7 +161,7 @@ def test_rows_of_which_nothing_is_known_when_they_are_due_count_as_the_worst_cas
         await world.install(world.collected()[1])
         primary, guardian = await world.arrive(N, unknown=(3, 7))
         next, _ = await world.renew()
-        assert next.certificate.missing_guardian_rows == 2
+        assert next.certificate.evidence.missing_guardian_rows == 2
         assert next.certificate.relaxation == expected(primary, guardian).relaxation
         known = ~np.isnan(guardian).any(axis=1)
         assert (
@@ -298,7 +298,7 @@ def test_options_of_the_certificate_in_force_are_kept(world):
         next, _ = await world.renew()
         certificate = next.certificate
         assert (certificate.boundary, certificate.confidence, certificate.alpha) == ("random", 0.9, ALPHA)
-        assert certificate.key_sha256 == root.key_sha256
+        assert certificate.provenance.key_sha256 == root.key_sha256
         assert certificate.identities == root.identities
         assert "of each certificate by itself" in certificate.guarantee
         assert verify(certificate.with_key_of(SECRET), next.log).ok
@@ -448,9 +448,9 @@ def test_in_free_text_both_answers_are_graded_by_the_certificates_grader_or_the_
                 await world.store.run(stored_events.commit, [Event(id=id, body=grades)])
         assert not (await world.ahead(days=13)).due
         next, _ = await world.renew(days=15)
-        assert next.certificate.router
+        assert next.certificate.evidence.router
         assert next.certificate.n == 80
-        assert next.certificate.missing_guardian_rows == 3
+        assert next.certificate.evidence.missing_guardian_rows == 3
         assert next.certificate.identities["grader"] == EXACT
         regret = [*own, *own[:37], *[np.nan] * 3]
         both = ScoreLog.from_router(confidence=confidence * 2, primary_grade=regret, guardian_grade=[1.0] * 80)
@@ -484,9 +484,9 @@ def test_a_binarized_certificate_is_renewed_by_labels(world, tmp_path):
                 ],
             )
         next, _ = await world.renew(days=15)
-        assert next.certificate.binarized
+        assert next.certificate.loss.binarized
         assert next.certificate.n == 2 * N
-        assert next.certificate.missing_guardian_rows == 1
+        assert next.certificate.evidence.missing_guardian_rows == 1
         assert Certificate.from_dict(next.certificate.to_dict()) == next.certificate
 
     world(body)

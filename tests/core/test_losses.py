@@ -81,7 +81,7 @@ def test_a_user_loss_above_its_declared_value_in_full_sight_is_refused_with_its_
 def test_a_user_loss_that_is_zero_with_everything_in_sight_may_always_defer():
     certificate = calibrate(LOG, 0.1, loss=regret, loss_bound=1, guardian_sees="candidates")
     assert certificate.status == "always_defer"
-    assert certificate.loss == "regret"
+    assert certificate.loss.name == "regret"
     assert "The loss is then 0: so it was declared" in certificate.guarantee
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, assess, calibrate, evaluate, inspect
+from tests.certificates import altered
 
 RNG = np.random.default_rng(5)
 PRIMARY, GUARDIAN = np.round(RNG.random((400, 3)), 2), np.eye(3)[RNG.integers(0, 3, 400)]
@@ -41,7 +42,7 @@ def test_a_random_boundary_and_a_binarized_certificate_are_assessed_as_deployed(
     log = ScoreLog.from_arrays(PRIMARY[:200], RNG.random((200, 3)), **rows)
     certificate = calibrate(log.binarized(), 0.1, boundary="random", key=b"key")
     assessment = assess(certificate, log)
-    assert assessment.loss == pytest.approx(certificate.empirical_risk)
+    assert assessment.loss == pytest.approx(certificate.evidence.empirical_risk)
     assert "made from" in assessment.problems[0]
     assert assessment.verdict.startswith("No verdict")
 
@@ -81,8 +82,8 @@ def test_an_own_loss_is_passed_again():
 
 def test_verdicts_say_which_side_of_the_budget_the_interval_is_on():
     certificate = calibrate(OLD, 0.1)
-    within = assess(replace(certificate, alpha=0.5), NEW)
-    above = assess(replace(certificate, alpha=0.001), NEW)
+    within = assess(altered(certificate, alpha=0.5), NEW)
+    above = assess(altered(certificate, alpha=0.001), NEW)
     assert within.verdict.startswith("Within the budget")
     assert above.verdict.startswith("Above the budget")
     assert assess(certificate, NEW).verdict.startswith("Not decided by these rows")

@@ -20,6 +20,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.evaluation.recommendation import _budgets, _check_pairs, read_route_plan
+from tests.certificates import said
 from tests.conftest import BUNDLED
 
 KEY = b"0123456789abcdef"
@@ -45,7 +46,7 @@ def test_the_certificate_is_that_of_calibrate_on_the_other_part():
     log = pair(1)
     advice = recommend(log, "0.1", key=KEY, seed=3)
     tuning, certify = split(log, share=0.3, seed=3)
-    assert advice.certificate.log_sha256 == certify.sha256() != tuning.sha256()
+    assert advice.certificate.evidence.log_sha256 == certify.sha256() != tuning.sha256()
     assert verify(advice.certificate, certify).ok
     key = KEY if advice.chosen.boundary == "random" else None
     same = calibrate(certify, "0.1", score=advice.chosen.score, boundary=advice.chosen.boundary, key=key)
@@ -86,9 +87,9 @@ def test_dollars_decide_where_they_are_known():
 
 
 def test_the_net_loss_is_taken_only_if_it_is_named():
-    assert recommend(pair(1), 0.1, key=KEY).certificate.loss == "guardian_regret"
+    assert recommend(pair(1), 0.1, key=KEY).certificate.loss.name == "guardian_regret"
     advice = recommend(pair(1), 0.1, key=KEY, loss="net")
-    assert advice.certificate.loss == advice.chosen.loss == "net"
+    assert advice.certificate.loss.name == advice.chosen.loss == "net"
     assert "gives no credit" in advice.why_this_loss()
     with pytest.raises(OptionError, match="loss must be 'regret' or 'net'; got 'gain'"):
         recommend(pair(1), 0.1, loss="gain")
@@ -223,7 +224,7 @@ def test_a_log_with_several_models_gives_the_best_pair_and_a_plan_that_repeats_i
     assert "qwen15b as the Primary, expert as the Guardian" in shown
     plan = read_route_plan("plan.toml")
     certificate = Certificate.load("certificate.json")
-    assert plan.result.certified_sha256 == certificate.log_sha256
+    assert plan.result.certified_sha256 == certificate.evidence.log_sha256
     assert plan.result.relaxation == certificate.relaxation
     assert certificate.signed
     assert "95 % interval" in run("recommend", "--from", "plan.toml").stdout
@@ -256,8 +257,8 @@ def test_the_commands_and_the_plan_of_a_score_from_texts_come_to_the_same_certif
     for command in document["commands"]:
         run(*command.split()[1:])
     certificate = Certificate.load("certificate.json")
-    assert certificate.learned.sha256 == document["certificate"]["learned"]["sha256"]
-    assert certificate.log_sha256 == document["certificate"]["log_sha256"]
+    assert certificate.learned.sha256 == said(document["certificate"], "terms")["sha256"]
+    assert certificate.evidence.log_sha256 == said(document["certificate"], "log_sha256")
 
 
 def test_a_wrong_use_is_one_line(run):

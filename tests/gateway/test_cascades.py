@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage.calibration.cascade import PathCertificate, calibrate_cascade
+from conformal_arbitrage import Certificate
+from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.records import cascade_log_of
 from conformal_arbitrage.errors import OptionError, StoreError
 from conformal_arbitrage.gateway.gateway import identities_of, secret_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
+from tests.certificates import edited
 from tests.gateway.house import House, error_of, hanging, until
 from tests.live_cascades import MENU, NAMES, PRICES, facts, reply, write_cascade_config
 
@@ -85,8 +87,8 @@ def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(hou
     shown = [document if form == "text" else document["answers"][0] for document in (r.json() for r in replies)]
     ids = [one["arbitrage"]["id"] for one in shown]
     secret = secret_of(gateway.config)
-    certificate = PathCertificate.load(gateway.folder / "rule.json", secret=secret)
-    offline = certificate.apply(log_of([f"q{number}" for number in range(500, 540)], ids, form))
+    certificate = Certificate.load(gateway.folder / "rule.json", secret=secret)
+    offline = apply_cascade(certificate, log_of([f"q{number}" for number in range(500, 540)], ids, form))
     assert len(set(offline.answered_by.tolist())) > 1
     for row, (id, one) in enumerate(zip(ids, shown, strict=True)):
         place = int(offline.answered_by[row])
@@ -95,7 +97,7 @@ def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(hou
         assert one["arbitrage"]["decided_by"] == ("guardian" if place < 0 else "primary")
         assert one["arbitrage"]["guarantee"] == "crc"
         assert records[id].decision.cost == pytest.approx(offline.cost[row])
-        answer = facts([*certificate.chain.models, "large"][place], f"q{500 + row}")[0]
+        answer = facts([*certificate.path.chain.models, "large"][place], f"q{500 + row}")[0]
         assert answer == (one["choices"][0]["message"]["content"] if form == "text" else one["choice"])
 
 
@@ -184,7 +186,7 @@ def test_certificates_of_the_other_kind_are_refused(house):
     plain = json.loads((pair.folder / "rule.json").read_text())
     refused = gateway.put(URL, {"certificate": plain})
     assert "the certificate is for two models" in error_of(refused, 422, "certificate_refused")["message"]
-    changed = gateway.put(URL, {"certificate": {**document, "cost": 0.0}})
+    changed = gateway.put(URL, {"certificate": edited(document, {"cost": 0.0})})
     assert "was changed" in error_of(changed, 422, "certificate_refused")["message"]
     assert gateway.put(URL, {"certificate": gateway.certificate().to_dict()}).status_code == 200
     gateway.restart()
@@ -241,7 +243,7 @@ def test_a_retry_asks_no_model_of_the_chain_again(house, form):
 def test_a_keyed_decision_of_a_later_model_is_recorded_as_its_own_with_all_legs(house, form):
     gateway = house(CascadeHouse, form=form)
     gateway.headers = {"Idempotency-Key": "k1"}
-    certificate = PathCertificate.load(gateway.folder / "rule.json", secret=secret_of(gateway.config))
+    certificate = Certificate.load(gateway.folder / "rule.json", secret=secret_of(gateway.config))
     for number in range(500, 560):
         gateway.headers = {"Idempotency-Key": f"k{number}"}
         assert gateway.question(number).status_code == 200
@@ -249,7 +251,7 @@ def test_a_keyed_decision_of_a_later_model_is_recorded_as_its_own_with_all_legs(
     records = gateway.records(limit=100)
     ids = [record.id for record in records]
     numbers = range(559, 499, -1)
-    offline = certificate.apply(log_of([f"q{number}" for number in numbers], ids, form)).answered_by.tolist()
+    offline = apply_cascade(certificate, log_of([f"q{number}" for number in numbers], ids, form)).answered_by.tolist()
     assert 1 in offline, "the second model answers some"
     for record, place in zip(records, offline, strict=True):
         assert record.decided_by == ("guardian" if place < 0 else "primary")

@@ -21,6 +21,7 @@ from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import PostgresStore, open_store, policies
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store.record import AlarmBody
+from tests.certificates import edited
 from tests.gateway.durability import OURS, Gateway, certificate, decision_request, write_config
 from tests.gateway.house import error_of
 from tests.gateway.test_monitor import red
@@ -73,7 +74,7 @@ def test_a_gateway_keeps_its_newest_version_beside_those_for_other_models_also_a
 @pytest.mark.parametrize("change", [{"schema": 9}, {"a_later_field": {"x": 1}}])
 def test_a_certificate_that_only_a_later_release_reads_leaves_the_earlier_release_in_service(house, change):
     gateway = house()
-    install(gateway, {**gateway.certificate(0.1).to_dict(), **change})
+    install(gateway, edited(gateway.certificate(0.1).to_dict(), change))
     assert in_force(gateway) == (200, "0.05")
     gateway.restart()
     assert in_force(gateway) == (200, "0.05")

@@ -211,7 +211,7 @@ def test_a_primary_that_failed_costs_no_grade(house, judge):
     assert grade(gateway, "judge")["newly_graded"] == 1
     assert len(upstream.bodies) == 1
     log = ScoreLog.read(exported(gateway, "--score-log"))
-    assert calibrate(log, 0.5, missing_guardian="worst_case").no_opinion_rows == 1
+    assert calibrate(log, 0.5, missing_guardian="worst_case").evidence.no_opinion_rows == 1
 
 
 def test_menus_need_no_grades(house):

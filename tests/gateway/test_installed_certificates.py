@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import CertificateError, StoreError
 from conformal_arbitrage.store import integrity
+from tests.certificates import edited, said
 from tests.gateway.durability import SECRET, Gateway, certificate, run_sql, write_config
 from tests.gateway.house import House, error_of
 
@@ -111,7 +112,7 @@ def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path
                     [policy] = (await reply.json())["data"]
                 assert (policy["arbitrage"]["alpha"], policy["arbitrage"]["version"]) == (level, version)
         document = json.loads((tmp_path / "certificate.json").read_text())
-        changed = json.dumps({**document, "relaxation": document["relaxation"] * 2}).replace("'", "''")
+        changed = json.dumps(edited(document, {"relaxation": said(document, "relaxation") * 2})).replace("'", "''")
         run_sql(where, f"update policies set certificate = '{changed}' where version = 3")
         refused = Gateway(path)
         with pytest.raises(AssertionError, match="is not what was installed last"):

@@ -1,7 +1,6 @@
 """The ledger, states and alarms of a real gateway over scripted models."""
 
 import time
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -13,6 +12,7 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
+from tests.certificates import altered
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, failing, says, until, votes
 
 AUDITED = {"audit_rate": 1.0}
@@ -255,7 +255,7 @@ def test_the_command_line_lifts_and_the_gateway_follows(house):
 def of_other_rows(gateway, *, seconds):
     """Return a certificate from other rows than the house's, made so many seconds from now."""
     created = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
-    certificate = replace(gateway.certificate(), log_sha256="5" * 64, created=created)
+    certificate = altered(gateway.certificate(), log_sha256="5" * 64, created=created)
     return certificate.sign(secret_of(gateway.config))
 
 

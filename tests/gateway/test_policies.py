@@ -7,6 +7,7 @@ from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import policies as stored_policies
+from tests.certificates import edited, said
 from tests.gateway.house import UNSURE, error_of, section, votes
 
 URL = "/v1/arbitrage/policies/support"
@@ -30,7 +31,7 @@ def test_the_policy_in_force_and_its_history_can_be_seen(house):
     assert (policies["name"], policies["version"]) == ("support", 1)
     [version] = policies["history"]
     assert (version["active"], version["installed_by"]) == (True, "configuration")
-    assert version["certificate"]["alpha"] == 0.05
+    assert said(version["certificate"], "alpha") == 0.05
 
 
 def test_a_certificate_is_in_force_from_the_next_request_on(house):
@@ -71,7 +72,7 @@ def test_a_certificate_of_other_models_is_refused_with_what_differs(house):
 )  # fmt: skip
 def test_a_certificate_that_was_tampered_with_is_refused(house, change):
     gateway = house()
-    changed = {**document(gateway, 0.1), **change}
+    changed = edited(document(gateway, 0.1), change)
     reply = gateway.put(URL, {"certificate": changed})
     error_of(reply, 422, "certificate_refused")
     assert alpha_of(gateway) == "0.05"
@@ -185,7 +186,7 @@ def test_a_certificate_by_groups_needs_a_policy_that_says_where_groups_are_named
 @pytest.mark.parametrize("change", [{"relaxation": 0.31}, {"created": "2020-01-01T00:00:00+00:00"}])
 def test_a_certificate_changed_after_signing_is_refused(house, change):
     gateway = house()
-    reply = gateway.put(URL, {"certificate": {**document(gateway, 0.1), **change}})
+    reply = gateway.put(URL, {"certificate": edited(document(gateway, 0.1), change)})
     assert "the certificate was changed" in error_of(reply, 422, "certificate_refused")["message"]
 
 

@@ -4,7 +4,6 @@ import html
 import json
 import re
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from conformal_arbitrage.monitoring import limits
 from conformal_arbitrage.monitoring.limits import LossSums
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.session import Session
+from tests.certificates import altered
 from tests.console.filled import Visit
 from tests.gateway.durability import SECRET
 from tests.gateway.house import House
@@ -139,7 +139,7 @@ class LooseHouse(House):
         signed = super().certificate(*args, **options)
         other = {**signed.identities, "guardian": {**signed.identities["guardian"], "model": "another"}}
         identities = "unbound" if "unbound" in self.sections["policies.support"]["allow"] else other
-        return replace(signed, identities=identities, secret_id=None, signature=None).sign(
+        return altered(signed, identities=identities, secret_id=None, signature=None).sign(
             secret_of(read_config(self.path))
         )
 

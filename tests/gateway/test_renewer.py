@@ -23,6 +23,7 @@ from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.store import events, pages
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.record import AlarmBody
+from tests.certificates import said
 from tests.gateway.house import MENU, House, votes
 
 N, DAY = 20, 86400.0
@@ -135,7 +136,11 @@ def test_a_renewal_that_was_rolled_back_is_not_made_again(tmp_path):
         gathered(served, 2 * N)
         asyncio.run(renew_with(served.config, 1, days=1.1))
         newest = history(served)[0]
-        assert (newest.version, newest.certificate["n"], newest.certificate["ancestry"]["renewal"]) == (4, 2 * N, 2)
+        assert (newest.version, said(newest.certificate, "n"), newest.certificate["ancestry"]["renewal"]) == (
+            4,
+            2 * N,
+            2,
+        )
 
 
 def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
@@ -165,8 +170,11 @@ def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
 
         served.with_store(by_hand)
         newest = history(served)[0]
-        assert (newest.certificate["n"], newest.certificate["ancestry"]["step"]) == (needed, "after red")
-        assert (newest.certificate["no_opinion_rows"], newest.certificate["missing_guardian_rows"]) == (0, 0)
+        assert (said(newest.certificate, "n"), newest.certificate["ancestry"]["step"]) == (needed, "after red")
+        assert (said(newest.certificate, "no_opinion_rows"), said(newest.certificate, "missing_guardian_rows")) == (
+            0,
+            0,
+        )
         assert newest.alarm is None
         ask(served, 1)
         record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
@@ -182,8 +190,8 @@ def test_the_gateway_tightens_by_itself_while_losses_make_it_amber(tmp_path):
         asyncio.run(renew_with(served.config, 2, days=0.0))
         newest, first = history(served)
         assert newest.installed_by == "tightening"
-        assert newest.certificate["relaxation"] > first.certificate["relaxation"]
-        assert newest.certificate["log_sha256"] == first.certificate["log_sha256"]
+        assert said(newest.certificate, "relaxation") > said(first.certificate, "relaxation")
+        assert said(newest.certificate, "log_sha256") == said(first.certificate, "log_sha256")
 
 
 def test_the_running_gateway_looks_at_its_schedule(tmp_path, monkeypatch):
@@ -257,7 +265,7 @@ def test_the_command_tightens_at_any_time(tmp_path):
         document = json.loads(done.output)
         assert document["step"] == "tightened"
         before, after = history(served)[1].certificate, history(served)[0].certificate
-        assert after["relaxation"] > before["relaxation"]
+        assert said(after, "relaxation") > said(before, "relaxation")
         assert "no rows since version 2" in renew(served, "--tighten").output
 
 

@@ -13,6 +13,7 @@ from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.models import rendering
 from conformal_arbitrage.store.record import MenuQuestion, decode_question, encode
 from conformal_arbitrage.types import Query
+from tests.certificates import said
 from tests.gateway.house import House, until, votes
 from tests.scripted import completion, scores
 
@@ -225,7 +226,7 @@ def test_a_certificate_made_by_collect_serves_with_its_guarantee(tmp_path, kind)
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_a_certificate_from_another_rendering_does_not_start(tmp_path, form):
     with House(tmp_path, form=form) as house:
-        made_by = json.loads((tmp_path / "rule.json").read_text())["identities"]
+        made_by = said(json.loads((tmp_path / "rule.json").read_text()), "identities")
         for before in ({"rendering": "messages 0; 0123456789abcdef"}, {}):
             other = {k: v for k, v in made_by["primary"].items() if k != "rendering"} | before
             identities = {**made_by, "primary": other}

@@ -21,6 +21,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.models import FunctionScorer
 from conformal_arbitrage.store import integrity, open_store, policies
+from tests.certificates import said
 from tests.database_faults import pooled
 from tests.gateway import next_release
 from tests.gateway.durability import (
@@ -245,7 +246,7 @@ async def check_record(url, replies):
         await store.close()
     assert faults == []
     assert decisions_by_name(records) == {name: 1 for name, *_ in replies}
-    alphas = {number: version.certificate["alpha"] for number, version in history.items()}
+    alphas = {number: said(version.certificate, "alpha") for number, version in history.items()}
     answered = {name: arbitrage_of(body)["alpha"] for name, _, _, body in replies}
     models = {}
     for record in records:

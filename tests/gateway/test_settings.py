@@ -5,6 +5,7 @@ import json
 import pytest
 
 from conformal_arbitrage.gateway.gateway import identities_of
+from tests.certificates import said
 from tests.gateway.house import CHAT, MENU, chunks, error_of, says
 
 AS_REQUESTED = {"settings": "as requested"}
@@ -132,7 +133,7 @@ def test_shadow_mode_refuses_what_the_rule_would_refuse(house):
 
 def test_a_certificate_for_one_rule_of_settings_does_not_serve_under_the_other(house):
     gateway = house(form="text")
-    assert "settings" not in json.loads((gateway.folder / "rule.json").read_text())["identities"]["primary"]
+    assert "settings" not in said(json.loads((gateway.folder / "rule.json").read_text()), "identities")["primary"]
     gateway.stop()
     text = gateway.path.read_text().replace('form = "text"', 'form = "text"\nsettings = "as requested"')
     gateway.path.write_text(text)

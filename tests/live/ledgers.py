@@ -22,6 +22,7 @@ from conformal_arbitrage.store import (
 )
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.types import Leg, Spent
+from tests.certificates import edited
 
 DAY = 86400.0
 QUESTION = MenuQuestion(context="Which?", actions=("a", "b"))
@@ -91,7 +92,7 @@ async def fill(store, *, now=None, cost=True):
     lifted = replace(key, lifts=1)
     await draw_rows(store, losses(60, 0.05, 3), key=lifted, start=now - 9 * DAY, stop=now - 8 * DAY, cost=cost)
     created = (datetime.now(UTC) + timedelta(seconds=2)).isoformat(timespec="seconds")  # surely after the alarm
-    later = certificate(seed=5, confidence=0.95).to_dict() | {"created": created}
+    later = edited(certificate(seed=5, confidence=0.95).to_dict(), {"created": created})
     two = await store.run(policies.install, "support", later, by="admin <key>")
     new = LedgerKey(policy="support", version=two.version, identities_sha256=MODELS)
     await draw_rows(

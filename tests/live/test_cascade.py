@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from conformal_arbitrage import ChatRequest, ProjectSecret, Query
-from conformal_arbitrage.calibration.cascade import calibrate_cascade
+from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.errors import CertificateError, ConfigError, GuardianError, StaleCalibrationError
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.rule import CascadeRouter
 from conformal_arbitrage.scorelog.cascade import CascadeLog
+from tests.certificates import altered
 from tests.cli import test_cli
 from tests.collecting.test_collect import serving
 from tests.live_cascades import MENU, facts, reply, write_cascade_config
@@ -52,7 +53,7 @@ def test_what_is_collected_and_calibrated_is_what_is_decided_live(run, form, mon
         assert log.texts[7].tolist() == [facts(name, "q7")[0] for name in log.models]
         assert (log.cost > 0).all()
         certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"))
-        offline = certificate.apply(log)
+        offline = apply_cascade(certificate, log)
         assert len(set(offline.answered_by[:40].tolist())) > 1
         upstream.bodies.clear()
         decisions = asyncio.run(decided(read_config("arbitrage.toml"), certificate, form, range(40)))
@@ -157,7 +158,7 @@ def test_a_model_that_fails_is_passed_over_and_a_guardian_that_fails_is_an_error
 def test_a_guardian_streams_after_the_chain(run):
     with serving(reply) as upstream:
         write_cascade_config(Path(), upstream.url)
-        rule = replace(calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",)), position=0.0, u=0.0)
+        rule = altered(calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",)), position=0.0, u=0.0)
 
         async def stream():
             async with Models(read_config("arbitrage.toml")) as models:
@@ -184,13 +185,13 @@ def test_a_certificate_for_other_models_is_refused(run):
                 return models.cascade_router(certificate, **options)
 
         with pytest.raises(CertificateError, match="asks tiny and the Guardian large; this one has small, middle"):
-            asyncio.run(build(replace(calibrated, chain=replace(calibrated.chain, models=("tiny",)))))
+            asyncio.run(build(altered(calibrated, chain=replace(calibrated.path.chain, models=("tiny",)))))
         with pytest.raises(CertificateError, match="needs the key"):
             asyncio.run(build(replace(calibrated, key=None)))
         other = {**calibrated.identities, "small": {**calibrated.identities["small"], "model": "another"}}
         with pytest.raises(StaleCalibrationError, match=r"small\.model"):
-            asyncio.run(build(replace(calibrated, identities=other)))
-        router = asyncio.run(build(replace(calibrated, identities="unbound"), allow=["unbound"]))
+            asyncio.run(build(altered(calibrated, identities=other)))
+        router = asyncio.run(build(altered(calibrated, identities="unbound"), allow=["unbound"]))
         assert isinstance(router, CascadeRouter)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.forms import Cluster
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.monitor import deferring, served_figure, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
@@ -40,7 +41,9 @@ def test_what_has_no_monitor_says_why(certificate, change, words):
 
 
 def test_clusters_are_watched_for_amber_only_and_red_at_alpha_is_refused(certificate):
-    clustered = replace(certificate, cluster="conversation", clusters=50, max_cluster_size=4)
+    clustered = replace(
+        certificate, promise=Cluster(alpha=certificate.alpha, cluster="conversation", clusters=50, max_cluster_size=4)
+    )
     lines, _ = watchable(clustered)
     assert lines[""].red is None
     assert "no red" in lines[""].note

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, calibrate
+from conformal_arbitrage.calibration.forms import Own
 from conformal_arbitrage.monitoring.lines import certificate_lines, ledger_names, net_line, watch_lines
 from tests.calibration.test_sure import BINARY, GRADED, KEY
 from tests.validity.test_net import router_log
@@ -67,4 +68,4 @@ def test_what_cannot_be_watched_is_refused():
     with pytest.raises(OptionError, match="nothing to watch"):
         certificate_lines(calibrate(BINARY.select(range(10)), 0.05))
     with pytest.raises(OptionError, match="monitor and own loss do not go together"):
-        certificate_lines(replace(calibrate(BINARY, 0.05), loss="mine"))
+        certificate_lines(replace(calibrate(BINARY, 0.05), loss=Own(bound=1.0, name="mine")))

@@ -385,7 +385,7 @@ def test_a_score_log_passes_through_and_a_frame_is_read():
 def test_the_certificate_of_a_frame_is_that_of_its_file(science):
     frame = science.to_pandas()
     again = ScoreLog.from_frame(frame, primary="qwen15b", guardian="expert")
-    assert calibrate(again, 0.1).log_sha256 == calibrate(science, 0.1).log_sha256
+    assert calibrate(again, 0.1).evidence.log_sha256 == calibrate(science, 0.1).evidence.log_sha256
     assert again.identities == science.identities
 
 

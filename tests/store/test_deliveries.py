@@ -33,8 +33,8 @@ async def take(store, endpoint="alerts", limit=10, lease=30.0):
 def test_an_event_is_queued_for_those_who_subscribe_with_one_id(told):
     async def story():
         store = told()
-        await store.run(policies.install, "support", {"alpha": 0.1, "relaxation": 0.4}, by="ann")
-        await store.run(policies.install, "support", {"alpha": 0.2}, by="bob")
+        await store.run(policies.install, "support", {"promise": {"alpha": 0.1}, "relaxation": 0.4}, by="ann")
+        await store.run(policies.install, "support", {"promise": {"alpha": 0.2}}, by="bob")
         assert await store.run(policies.rollback, "support", by="ann") is not None
         assert [(d.event, d.attempts) for d in await take(store)] == [
             ("certificate.installed", 1), ("certificate.installed", 1), ("certificate.rolled_back", 1),
@@ -81,9 +81,12 @@ def test_an_alarm_is_announced_once_and_so_is_its_lift(told):
 def test_a_renewal_is_not_taken_for_another_certificate(told):
     async def story():
         store = told({"alerts": ("certificate.renewed",)})
-        await store.run(policies.install, "support", {"alpha": 0.1}, by="ann")
+        await store.run(policies.install, "support", {"promise": {"alpha": 0.1}}, by="ann")
         await store.run(
-            policies.install, "support", {"alpha": 0.1, "ancestry": {"step": "scheduled", "renewal": 2}}, by="gateway"
+            policies.install,
+            "support",
+            {"promise": {"alpha": 0.1}, "ancestry": {"step": "scheduled", "renewal": 2}},
+            by="gateway",
         )
         [one] = await take(store)
         assert json.loads(one.body)["data"] == {

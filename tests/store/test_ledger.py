@@ -352,7 +352,8 @@ def test_an_alarm_speaks_against_certificates_whose_rows_are_older_and_no_others
 
     def document(log, created, *, models="small", since=None):
         ancestry = None if since is None else {"since": since}
-        return {"log_sha256": log, "created": created, "identities": {"primary": models}, "ancestry": ancestry}
+        made = {"created": created, "identities": {"primary": models}}
+        return {"evidence": {"log_sha256": log}, "provenance": made, "ancestry": ancestry}
 
     async def work():
         await store.run(policies.install, "support", document("first", past), by="test")

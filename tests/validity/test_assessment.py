@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, assess, calibrate
+from conformal_arbitrage.calibration.forms import Average
 from tests.validity.simulation import World, regret
 from tests.validity.test_clusters import LARGEST, draw, log_of
 
@@ -62,7 +63,7 @@ def coverage_by_cluster(*, planted=False):
     margin, loss, _ = draw(rng, 200_000)
     truth = (loss * (margin > certificate.relaxation)).mean()
     if planted:  # rows as if they were independent
-        certificate = replace(certificate, cluster=None, clusters=None, max_cluster_size=None)
+        certificate = replace(certificate, promise=Average(alpha=certificate.alpha))
     intervals = [
         assess(certificate, log_of(*draw(rng, clusters)), confidence=CONFIDENCE).interval for _ in range(times)
     ]

@@ -75,5 +75,5 @@ def test_unknown_answers_are_an_error_unless_the_worst_case_is_asked_for():
     with pytest.raises(ScoreLogError, match=r"row 8: `correct` of the Guardian's answer is unknown \(1 of 60 rows\)"):
         calibrate(log, ALPHA)
     certificate = calibrate(log, ALPHA, missing_guardian="worst_case")
-    assert certificate.missing_guardian_rows == 1
+    assert certificate.evidence.missing_guardian_rows == 1
     assert "unknown whether its top answer is right" in certificate.guarantee

@@ -8,11 +8,11 @@ import pytest
 from conformal_arbitrage.calibration.cascade import (
     CascadeOptions,
     TunedChain,
+    apply_cascade,
     calibrate_cascade,
     certify_chain,
-    fit_chain,
-    stop_losses,
 )
+from conformal_arbitrage.calibration.tuning import fit_chain, stop_losses
 from conformal_arbitrage.core.chains import GUARDIAN
 from tests.cascades import KEY, world
 
@@ -64,7 +64,7 @@ def mean_loss(tuned_on_others, *, runs=200, n=29):
         others = world(rng, n, guardian=0.9, prefix=f"other{k}-") if tuned_on_others else log
         chain = fit_chain(others, ("small", "middle"), options.loss_name, None)
         tuned = TunedChain(chain=chain, estimates=(), tuning=np.arange(1), rest=np.arange(n))
-        means.append(certify_chain(log, "0.1", options, tuned).apply(new).loss.mean())
+        means.append(apply_cascade(certify_chain(log, "0.1", options, tuned), new).loss.mean())
     return np.mean(means), np.std(means) / np.sqrt(runs)
 
 
@@ -81,7 +81,7 @@ def test_a_chosen_cascade_keeps_its_budget_on_average(loss):
     rng, means, skills = np.random.default_rng(7), [], {"small": 0.6, "middle": 0.62}
     for k in range(80):
         log, new = world(rng, 90, skills=skills, prefix=f"{k}-"), world(rng, 60, skills=skills, prefix=f"new{k}-")
-        means.append(calibrate_cascade(log, "0.1", key=KEY, loss=loss).apply(new).loss.mean())
+        means.append(apply_cascade(calibrate_cascade(log, "0.1", key=KEY, loss=loss), new).loss.mean())
     assert 0.05 < np.mean(means) <= 0.1 + 3 * np.std(means) / np.sqrt(len(means))
 
 
@@ -91,7 +91,7 @@ def test_graded_losses_rounded_by_a_draw_keep_the_budget():
     for k in range(150):
         log = world(rng, 80, graded=True, prefix=f"{k}-")
         certificate = calibrate_cascade(log, "0.15", key=KEY, chain=("small", "middle"))
-        means.append(certificate.apply(world(rng, 40, graded=True, prefix=f"new{k}-")).loss.mean())
+        means.append(apply_cascade(certificate, world(rng, 40, graded=True, prefix=f"new{k}-")).loss.mean())
     assert np.mean(means) <= 0.15 + 3 * np.std(means) / np.sqrt(len(means))
     assert np.mean(means) > 0.09
 
@@ -99,7 +99,7 @@ def test_graded_losses_rounded_by_a_draw_keep_the_budget():
 def test_guardian_is_the_last_of_all_models():
     log = world(np.random.default_rng(0), 100)
     certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small",))
-    decisions = certificate.apply(log)
+    decisions = apply_cascade(certificate, log)
     asked = decisions.cost[decisions.answered_by == GUARDIAN]
     assert (asked > 1).all(), "both are paid"
     assert (decisions.loss[decisions.answered_by == GUARDIAN] == 0).all()

@@ -46,7 +46,10 @@ def test_clusters_keep_the_quota_per_query():
 def test_clusters_of_one_row_are_rows():
     rows = ScoreLog.from_arrays(np.random.default_rng(2).random((60, 2)), np.eye(2)[[0, 1] * 30], group=range(60))
     clustered = calibrate(rows, 0.2, cluster="group", max_cluster_size=1)
-    assert (clustered.relaxation, clustered.slack) == (calibrate(rows, 0.2).relaxation, calibrate(rows, 0.2).slack)
+    assert (clustered.relaxation, clustered.evidence.slack) == (
+        calibrate(rows, 0.2).relaxation,
+        calibrate(rows, 0.2).evidence.slack,
+    )
 
 
 def test_the_rule_for_single_rows_is_caught_on_clusters():
@@ -60,7 +63,7 @@ def test_a_larger_cluster_than_declared_is_refused_and_the_certificate_says_its_
     with pytest.raises(ScoreLogError, match=r"a cluster of column 'group' has 10 rows, more than the declared 5"):
         calibrate(log, ALPHA, cluster="group", max_cluster_size=5)
     certificate = calibrate(log, ALPHA, cluster="group", max_cluster_size=LARGEST)
-    assert certificate.clusters == 200
+    assert certificate.promise.clusters == 200
     assert "200 clusters" in certificate.guarantee
     assert "no cluster ever has more than 10 queries" in certificate.guarantee
     assert verify(certificate, log)

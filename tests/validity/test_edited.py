@@ -20,7 +20,9 @@ def draw(rng, n):
 
 def edited(certificate):
     """Return the document of a certificate whose threshold was set to 0, so that the Primary always decides."""
-    return {**certificate.to_dict(), "relaxation": 0.0}
+    document = certificate.to_dict()
+    document["rule"]["relaxation"] = 0.0
+    return document
 
 
 def expected_loss(threshold):
@@ -39,7 +41,7 @@ def test_the_certificate_as_it_was_made_keeps_the_budget():
 
 
 def test_an_edited_threshold_would_break_it_and_is_refused():
-    measured = expected_loss(lambda certificate: edited(certificate)["relaxation"])
+    measured = expected_loss(lambda certificate: edited(certificate)["rule"]["relaxation"])
     assert not keeps(ALPHA, measured), measured
     certificate = calibrate(ScoreLog.from_arrays(*draw(np.random.default_rng(2), N)), ALPHA)
     risk = 0.02

@@ -1,6 +1,5 @@
 """The binarized Guardian, the router form and evaluation by splits keep the budget; without B / (n + 1) they fail."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
 from conformal_arbitrage.core.losses import log_losses
 from conformal_arbitrage.core.trials import build_steps, draw_splits, run_trials
+from tests.certificates import altered
 from tests.validity.simulation import keeps
 
 pytestmark = pytest.mark.proof
@@ -58,7 +58,7 @@ def measure(world, loss, relaxation):
     for _ in range(TIMES):
         log, fresh = world(rng, N), world(rng, 200)
         certificate = calibrate(log, ALPHA, guardian_sees="candidates")
-        certificate = certificate if relaxation is None else replace(certificate, relaxation=relaxation(log))
+        certificate = certificate if relaxation is None else altered(certificate, relaxation=relaxation(log))
         means.append(loss(fresh, certificate.apply(fresh).candidate).mean())
     return float(np.mean(means)), float(np.std(means, ddof=1) / TIMES**0.5)
 
@@ -104,4 +104,4 @@ def test_the_papers_unrestricted_rule_has_the_threshold_of_the_candidates():
         log = ScoreLog.from_arrays(np.round(rng.random((60, 3)), 1), rng.random((60, 3)))
         restricted, free = (calibrate(log, ALPHA, guardian_sees=s) for s in ("candidates", "all-restricted-loss"))
         assert restricted.relaxation == free.relaxation
-        assert restricted.empirical_risk == free.empirical_risk
+        assert restricted.evidence.empirical_risk == free.evidence.empirical_risk

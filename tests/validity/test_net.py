@@ -1,6 +1,5 @@
 """The net loss keeps its budget because the walk stops at the first row that breaks it, whatever gains come later."""
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +11,7 @@ from conformal_arbitrage import ScoreLog, assess, calibrate, evaluate, verify
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.core.walk import RiskCurve
 from tests.calibration.test_net import KEY, net_certificate, router_log
+from tests.certificates import altered
 from tests.validity.simulation import keeps
 
 
@@ -25,7 +25,7 @@ def last_passage(log, alpha):
     if not within:
         return certificate
     threshold = {"relaxation": float(curve.breakpoints[within[0]]), "boundary_u": float(curve.boundary_u[within[0]])}
-    return replace(certificate, status="ok", **threshold)
+    return altered(certificate, **threshold)
 
 
 def left_out_sum(certify, confidence, primary, guardian, alpha):
@@ -78,8 +78,8 @@ def test_losses_that_are_never_negative_give_the_threshold_of_the_regret():
         primary = rng.integers(0, 2, n).astype(float)
         log = router_log(rng.integers(0, 6, n) / 5, primary, np.ones(n))
         net, regret = net_certificate(log, 0.1), calibrate(log, 0.1, boundary="random", key=KEY)
-        assert (net.relaxation, net.boundary_u, net.slack) == (regret.relaxation, regret.boundary_u, regret.slack)
-        assert net.regret == pytest.approx(net.empirical_risk)
+        assert (net.rule, net.evidence.slack) == (regret.rule, regret.evidence.slack)
+        assert net.loss.regret == pytest.approx(net.evidence.empirical_risk)
 
 
 def test_the_order_of_rows_does_not_matter():
@@ -87,7 +87,7 @@ def test_the_order_of_rows_does_not_matter():
     log = router_log(rng.integers(0, 6, 80) / 5, rng.integers(0, 3, 80) / 2, rng.integers(0, 3, 80) / 2)
     shuffled = log.select(rng.permutation(80))
     first, second = net_certificate(log, 0.1), net_certificate(shuffled, 0.1)
-    assert (first.relaxation, first.boundary_u, first.regret) == (second.relaxation, second.boundary_u, second.regret)
+    assert (first.rule, first.loss) == (second.rule, second.loss)
 
 
 def test_rows_that_share_a_draw_are_walked_with_their_losses_first():
@@ -120,7 +120,9 @@ def test_a_certificate_of_the_net_loss_says_so_verifies_and_can_be_assessed(tmp_
     log = router_log(rng.random(400), rng.integers(0, 2, 400).astype(float), rng.integers(0, 2, 400).astype(float))
     certificate = net_certificate(log, 0.05)
     assert "at most 0.05 below that of the Guardian's choice, gains counted" in certificate.guarantee
-    assert f"With gains not counted, the mean loss on this log is {certificate.regret:.4g}" in certificate.guarantee
+    assert (
+        f"With gains not counted, the mean loss on this log is {certificate.loss.regret:.4g}" in certificate.guarantee
+    )
     assert "with gains not counted" in dict(certificate.facts())["on this log"]
     certificate.save(tmp_path / "certificate.json")
     loaded = type(certificate).load(tmp_path / "certificate.json", key=KEY)

@@ -1,26 +1,41 @@
 """calibrate: find the smallest relaxation that keeps a risk budget, and certify it; in memory or over parts."""
 
-import hashlib
 import hmac
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from fractions import Fraction
 from math import inf, nextafter, sqrt
 from typing import Any, Final, Literal, TypeVar, Unpack
 
 import numpy as np
+from msgspec import structs
 
 from conformal_arbitrage.calibration.certificate import (
     Certificate,
-    Status,
     decide_rows,
+    issue,
     margin_quantiles,
-    package_version,
     write_quantiles,
 )
+from conformal_arbitrage.calibration.forms import (
+    Average,
+    ByGroup,
+    Cluster,
+    Confident,
+    Dial,
+    Evidence,
+    Learned,
+    Net,
+    Own,
+    Promise,
+    Regret,
+    Rule,
+    Session,
+    Threshold,
+)
+from conformal_arbitrage.calibration.forms import Loss as LossTerms
 from conformal_arbitrage.calibration.learning import LearnedFit, learn_score
 from conformal_arbitrage.calibration.options import (
     STOPS,
@@ -37,7 +52,6 @@ from conformal_arbitrage.calibration.options import (
 )
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.secret import draw, drawing
-from conformal_arbitrage.calibration.words import guarantee_text
 from conformal_arbitrage.core.bounds import accepts, binomial_limit, shared_bets
 from conformal_arbitrage.core.exact import Floats, Indices, Integers
 from conformal_arbitrage.core.losses import (
@@ -895,18 +909,33 @@ def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certif
     tick = Fraction(1, 10**curve.tick_digits)
     least = thresholds.alpha if thresholds.dial is None else as_fraction(thresholds.dial[0].alpha, name="alpha")
     declared = options.check_full_sight(least, curve.in_full_sight, tick=tick, source=log.source)
-    terms = {
-        **_log_terms(log, options),
-        **_net_terms(log, options, thresholds.fit.relaxation, thresholds.fit.boundary_u),
-        "full_sight_loss": _stored(declared, options.full_sight_loss, "full_sight_loss"),
-    }
-    further = {
-        "envelope_excess": curve.envelope_excess,
-        "missing_guardian_rows": int(options.unknown_loss(log).sum()),
-        "margin_quantiles": _margin_quantiles(log, options),
-        **_provenance(log, options),
-    }
-    return _issue(alpha, options, thresholds, bound, terms, further, binary=options.is_binary(log, bound))
+    fit, net = thresholds.fit, _net_losses(log, options, thresholds.fit)
+    evidence = Evidence(
+        n=len(log),
+        log_sha256=log.sha256(),
+        empirical_risk=float(fit.total / fit.n),
+        missing_guardian_rows=int(options.unknown_loss(log).sum()),
+        spread=None if net is None else float(np.sqrt((net**2).sum()) / len(log)),
+        slack=_slack(thresholds, bound, options),
+        no_opinion_rows=int(log.no_opinion.sum()),
+        router=log.is_router,
+        score_digits=log.score_digits,
+        fewest_actions=int(log.sizes.min()),
+        most_actions=int(log.sizes.max()),
+        columns=dict(zip(("primary", "guardian"), log.columns, strict=True)),
+        margin_quantiles=_margin_quantiles(log, options),
+    )
+    loss = _loss(
+        options,
+        bound,
+        binarized=log.binary is not None,
+        full_sight_loss=_stored(declared, options.full_sight_loss, "full_sight_loss"),
+        envelope_excess=curve.envelope_excess,
+        regret=0.0 if net is None else float(np.maximum(net, 0.0).sum() / len(log)),
+    )
+    promise = _promise(alpha, options, thresholds, clusters=options.clusters(log), session=_is_session(log, options))
+    identities = _bound_identities(log, options)
+    return _issue(options, thresholds, promise, loss, evidence, identities, binary=options.is_binary(log, bound))
 
 
 def engine_of(log: ScoreParts | SparkTable, engine: Engine | Executor | str | None) -> Engine:
@@ -943,7 +972,9 @@ def certify_parts(
         refuse_repeated_ids(log)
         whole = log.gather(reason)
         refuse_unfit(whole)
-        return replace(certify(whole, alpha, options), log_sha256=log.digest_of(whole))
+        certificate = certify(whole, alpha, options)
+        evidence = structs.replace(certificate.evidence, log_sha256=log.digest_of(whole))
+        return replace(certificate, evidence=evidence)
     surveyed = SurveyedParts(log, options, engine, progress, likely_losses(len(log), alpha, options))
     columns = {"primary": log.primary, "guardian": log.guardian or "guardian"}
     identities = _identities(log.identities, (columns["primary"], columns["guardian"]))
@@ -952,86 +983,117 @@ def certify_parts(
     budgets = risk_budgets(budget, bound, options)
     limits = [allowed_total(one, bound, n, digits, options) for one in budgets]
     fits = [fit_at(n, one) for one in surveyed.thresholds(limits)]
-    thresholds = _Thresholds(alpha=budget, fit=fits[0], status=_status(fits[0]))
+    thresholds = _Thresholds(alpha=budget, fit=fits[0])
     if options.dial:
         thresholds = _dial(budgets, fits, budget)
-    terms = {
-        "n": n,
-        "binarized": log.binary,
-        "router": surveyed.router,
-        "score_digits": surveyed.score_digits,
-        "clusters": None,
-        "unit": None,
-        "full_sight_loss": 0.0,
-    }
-    further = {
-        "envelope_excess": 0.0,
-        "missing_guardian_rows": surveyed.unknown,
-        "margin_quantiles": None,
-        "no_opinion_rows": surveyed.no_opinion,
-        "fewest_actions": surveyed.fewest_actions,
-        "most_actions": surveyed.most_actions,
-        "columns": columns,
-        "identities": identities,
-        "log_sha256": surveyed.sha256(),
-    }
-    return _issue(alpha, options, thresholds, bound, terms, further, binary=log.binary and bound == 1)
+    evidence = Evidence(
+        n=n,
+        log_sha256=surveyed.sha256(),
+        empirical_risk=float(thresholds.fit.total / thresholds.fit.n),
+        missing_guardian_rows=surveyed.unknown,
+        slack=_slack(thresholds, bound, options),
+        no_opinion_rows=surveyed.no_opinion,
+        router=surveyed.router,
+        score_digits=surveyed.score_digits,
+        fewest_actions=surveyed.fewest_actions,
+        most_actions=surveyed.most_actions,
+        columns=columns,
+    )
+    loss, promise = _loss(options, bound, binarized=log.binary), _promise(alpha, options, thresholds)
+    return _issue(options, thresholds, promise, loss, evidence, identities, binary=log.binary and bound == 1)
 
 
 def _issue(
-    alpha: Number,
     options: CalibrationOptions,
     thresholds: "_Thresholds",
-    bound: Fraction,
-    log_terms: Mapping[str, Any],
-    further: Mapping[str, Any],
+    promise: Promise,
+    loss: LossTerms,
+    evidence: Evidence,
+    identities: dict[str, Any] | Literal["unbound"],
     *,
     binary: bool,
 ) -> Certificate:
     """Put thresholds and what is known about their log into a certificate."""
-    terms: dict[str, Any] = {
-        "status": thresholds.status,
-        "alpha": _stored(thresholds.alpha, alpha, "alpha"),
-        "loss": options.loss_name,
-        "loss_bound": _stored(bound, options.loss_bound, "loss_bound"),
-        "guardian_sees": options.guardian_sees,
-        "boundary": options.boundary,
-        "relaxation": thresholds.fit.relaxation,
-        "missing_guardian": options.missing_guardian,
-        "max_cluster_size": options.max_cluster_size,
-        **log_terms,
-        **_sure_terms(thresholds, options),
-        "score": options.score if options.learned else None,
-        "learned": None if thresholds.learned is None else thresholds.learned.terms,
-    }
     keyed = options.boundary == "random" or (options.confidence is not None and not binary)
-    key = options.key if keyed else None
-    return Certificate(
-        **terms,
-        **further,
-        boundary_u=thresholds.fit.boundary_u,
-        key_sha256=None if key is None else hashlib.sha256(key).hexdigest(),
-        grid=None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid"),
-        empirical_risk=float(thresholds.fit.total / thresholds.fit.n),
-        slack=_slack(thresholds, bound, options),
-        cluster=options.cluster,
-        version=package_version(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        guarantee=guarantee_text(**terms),
-        key=key,
-        fit=None if thresholds.learned is None else thresholds.learned.score,
+    learned = thresholds.learned
+    return issue(
+        _rule(options, thresholds),
+        promise,
+        loss,
+        evidence,
+        identities=identities,
+        key=options.key if keyed else None,
+        fit=None if learned is None else learned.score,
     )
 
 
-def _log_terms(log: ScoreLog, options: CalibrationOptions) -> dict[str, Any]:
-    return {
-        "n": len(log),
-        "binarized": log.binary is not None,
-        "router": log.is_router,
-        "score_digits": log.score_digits,
-        "clusters": options.clusters(log),
-        "unit": _unit(log, options),
-    }
+def _rule(options: CalibrationOptions, thresholds: "_Thresholds") -> Rule:
+    if options.score != "margin":
+        return Learned(score=options.score, terms=None if thresholds.learned is None else thresholds.learned.terms)
+    grid = None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid")
+    if options.by is not None and thresholds.groups is not None:
+        return ByGroup(
+            by=options.by,
+            groups=thresholds.groups,
+            guardian_sees=options.guardian_sees,
+            boundary=options.boundary,
+            grid=grid,
+            small_groups=options.small_groups,
+        )
+    return Threshold(
+        relaxation=thresholds.fit.relaxation,
+        boundary_u=thresholds.fit.boundary_u,
+        guardian_sees=options.guardian_sees,
+        boundary=options.boundary,
+        grid=grid,
+    )
+
+
+def _promise(
+    given: Number,
+    options: CalibrationOptions,
+    thresholds: "_Thresholds",
+    *,
+    clusters: int | None = None,
+    session: bool = False,
+) -> Promise:
+    alpha = _stored(thresholds.alpha, given, "alpha")
+    if options.confidence is not None:
+        level = as_fraction(options.confidence, name="confidence")
+        confidence = _stored(level, options.confidence, "confidence")
+        if thresholds.dial is not None:
+            return Dial(alpha=alpha, confidence=confidence, stops=thresholds.dial)
+        return Confident(alpha=alpha, confidence=confidence)
+    if options.cluster is not None and options.max_cluster_size is not None and clusters is not None:
+        return Cluster(
+            alpha=alpha, cluster=options.cluster, clusters=clusters, max_cluster_size=options.max_cluster_size
+        )
+    return Session(alpha=alpha) if session else Average(alpha=alpha)
+
+
+def _loss(
+    options: CalibrationOptions,
+    bound: Fraction,
+    *,
+    binarized: bool,
+    full_sight_loss: float = 0.0,
+    envelope_excess: float = 0.0,
+    regret: float = 0.0,
+) -> LossTerms:
+    stored, missing = _stored(bound, options.loss_bound, "loss_bound"), options.missing_guardian
+    if options.net:
+        return Net(bound=stored, zero_one=options.zero_one, missing_guardian=missing, regret=regret)
+    if options.own_loss is None:
+        return Regret(bound=stored, zero_one=options.zero_one, binarized=binarized, missing_guardian=missing)
+    return Own(
+        name=options.loss_name,
+        bound=stored,
+        zero_one=options.zero_one,
+        binarized=binarized,
+        missing_guardian=missing,
+        full_sight_loss=full_sight_loss,
+        envelope_excess=envelope_excess,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1040,7 +1102,6 @@ class _Thresholds:
 
     alpha: Fraction
     fit: Fit
-    status: Status
     dial: tuple[DialStop, ...] | None = None
     groups: dict[str, GroupThreshold] | None = None
     learned: LearnedFit | None = None
@@ -1057,7 +1118,7 @@ def _thresholds(
         return _learned(log, alpha, bound, options)
     if not options.dial:
         one = find_threshold(log, curve, alpha, bound, options, options.delta())
-        return _Thresholds(alpha=alpha, fit=one, status=_status(one))
+        return _Thresholds(alpha=alpha, fit=one)
     alphas = risk_budgets(alpha, bound, options)
     return _dial(alphas, [find_threshold(log, curve, one, bound, options, options.delta()) for one in alphas], alpha)
 
@@ -1066,7 +1127,7 @@ def _dial(alphas: Sequence[Fraction], fits: Sequence[Fit], alpha: Fraction) -> _
     """Set a dial to the largest stop that does not exceed alpha."""
     dial = tuple(_stop(budget, one) for budget, one in zip(alphas, fits, strict=True))
     chosen = dial.index(lower_stop(dial, float(alpha)))
-    return _Thresholds(alpha=alphas[chosen], fit=fits[chosen], status=_status(fits[chosen]), dial=dial)
+    return _Thresholds(alpha=alphas[chosen], fit=fits[chosen], dial=dial)
 
 
 def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions, by: str) -> _Thresholds:
@@ -1089,7 +1150,7 @@ def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibrat
     total = sum((one.total for one in fits.values()), start=Fraction(0))
     groups = {name: _group(one) for name, one in fits.items()}
     whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=total)
-    return _Thresholds(alpha=alpha, fit=whole, status="by_group", groups=groups)
+    return _Thresholds(alpha=alpha, fit=whole, groups=groups)
 
 
 def _of_group(part: ScoreLog, one: Fit, options: CalibrationOptions, *, shared: bool) -> Fit:
@@ -1102,13 +1163,9 @@ def _learned(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibrati
     learned = learn_score(log, alpha, bound, options)
     if learned is None:
         none = Fit(n=len(log), relaxation=None, boundary_u=None, total=Fraction(0))
-        return _Thresholds(alpha=alpha, fit=none, status="always_defer")
+        return _Thresholds(alpha=alpha, fit=none)
     whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=learned.total)
-    return _Thresholds(alpha=alpha, fit=whole, status="learned", learned=learned)
-
-
-def _status(one: Fit) -> Literal["ok", "always_defer"]:
-    return "always_defer" if one.relaxation is None else "ok"
+    return _Thresholds(alpha=alpha, fit=whole, learned=learned)
 
 
 def _stop(alpha: Fraction, one: Fit) -> DialStop:
@@ -1124,20 +1181,6 @@ def _group(one: Fit) -> GroupThreshold:
     return GroupThreshold(
         n=one.n, relaxation=one.relaxation, boundary_u=one.boundary_u, empirical_risk=float(one.total / one.n)
     )
-
-
-def _sure_terms(thresholds: _Thresholds, options: CalibrationOptions) -> dict[str, Any]:
-    """Return what only a certificate with a confidence, a dial, groups or declared losses says."""
-    confidence = options.confidence
-    sure = None if confidence is None else _stored(as_fraction(confidence, name="confidence"), confidence, "confidence")
-    return {
-        "confidence": sure,
-        "zero_one": options.zero_one or None,
-        "dial": thresholds.dial,
-        "by": options.by,
-        "groups": thresholds.groups,
-        "small_groups": "merge" if options.merges else None,
-    }
 
 
 def _margin_quantiles(log: ScoreLog, options: CalibrationOptions) -> str | None:
@@ -1159,43 +1202,26 @@ def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions
 _FORMS: Final[dict[bool, tuple[Kind, ...]]] = {True: (), False: ("menus",)}
 
 
-def _unit(log: ScoreLog, options: CalibrationOptions) -> Literal["session"] | None:
-    """Return what a row is: a session, or None for a single query.
+def _is_session(log: ScoreLog, options: CalibrationOptions) -> bool:
+    """Tell whether a row is a whole session rather than a query.
 
     Raises:
-        OptionError: the options have no sentence, and no proof, for sessions.
+        OptionError: it is, and the options have no sentence, and no proof, for sessions.
     """
-    if not has_sessions(log):
-        return None
-    refuse_combination("session", *options.kinds, *_FORMS[log.is_router])
-    return "session"
+    if has_sessions(log):
+        refuse_combination("session", *options.kinds, *_FORMS[log.is_router])
+    return has_sessions(log)
 
 
-def _net_terms(
-    log: ScoreLog, options: CalibrationOptions, relaxation: float | None, boundary_u: float | None
-) -> dict[str, float]:
-    """Return what a certificate that counts gains says besides: the regret, and how far one certificate scatters."""
+def _net_losses(log: ScoreLog, options: CalibrationOptions, fit: Fit) -> Floats | None:
+    """Return the loss of every row at a threshold where gains are counted; None for other losses."""
     grades = options.grades(log)
     if grades is None:
-        return {}
-    decisions = decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=options.drawing(log), sees_all=True)
+        return None
+    u = options.drawing(log)
+    decisions = decide_rows(log, relaxation=fit.relaxation, boundary_u=fit.boundary_u, u=u, sees_all=True)
     worst = float(as_fraction(1 if options.loss_bound is None else options.loss_bound, name="loss_bound"))
-    losses = np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
-    return {
-        "regret": float(np.maximum(losses, 0.0).sum() / len(log)),
-        "spread": float(np.sqrt((losses**2).sum()) / len(log)),
-    }
-
-
-def _provenance(log: ScoreLog, options: CalibrationOptions) -> dict[str, Any]:
-    return {
-        "no_opinion_rows": int(log.no_opinion.sum()),
-        "fewest_actions": int(log.sizes.min()),
-        "most_actions": int(log.sizes.max()),
-        "columns": dict(zip(("primary", "guardian"), log.columns, strict=True)),
-        "identities": _bound_identities(log, options),
-        "log_sha256": log.sha256(),
-    }
+    return np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
 
 
 def _stored(value: Fraction, given: object, name: str) -> float:

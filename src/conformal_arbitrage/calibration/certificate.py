@@ -3,34 +3,53 @@
 import hashlib
 import hmac
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cache
 from math import ceil, inf
 from pathlib import Path
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 from numpy.typing import NDArray
 
+from conformal_arbitrage.calibration import forms
+from conformal_arbitrage.calibration.forms import (
+    Ancestry,
+    ByGroup,
+    Cluster,
+    Confident,
+    Dial,
+    Evidence,
+    Learned,
+    Loss,
+    Net,
+    Own,
+    Promise,
+    Provenance,
+    Rule,
+    Session,
+    Status,
+    Threshold,
+)
 from conformal_arbitrage.calibration.learned import (
     FEWEST_ROWS,
     LearnedScore,
     LearnedTerms,
-    read_score,
     read_sidecar,
     sidecar_path,
+    unpack,
 )
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_rule, html_table
 from conformal_arbitrage.calibration.options import (
-    NET,
-    REGRET,
+    FEATURES,
     STOPS,
     DialStop,
     GroupThreshold,
@@ -43,7 +62,8 @@ from conformal_arbitrage.calibration.options import (
 )
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws
-from conformal_arbitrage.calibration.words import TERMS, as_written, guarantee_text, summary_lines
+from conformal_arbitrage.calibration.tuning import is_chain
+from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary
 from conformal_arbitrage.core.exact import (
     SINGLE_DIGITS,
     Bools,
@@ -60,6 +80,7 @@ from conformal_arbitrage.core.exact import (
     row_sight,
     sorted_gaps,
 )
+from conformal_arbitrage.core.learned import spendable_losses
 from conformal_arbitrage.core.losses import GuardianSees, as_fraction
 from conformal_arbitrage.core.rows import blocks
 from conformal_arbitrage.core.walk import SMALLEST_BOUND, Draw
@@ -67,138 +88,7 @@ from conformal_arbitrage.errors import CertificateError, LaterCertificateError, 
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
-from conformal_arbitrage.types import Boundary, Decision, LearnedUse, MissingGuardian, as_object
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-
-# --- Ancestry ---
-
-
-Step = Literal["scheduled", "tightened", "after red", "after looking"]
-"""How a certificate came to follow another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedThreshold:
-    """A relaxation with its boundary draw."""
-
-    relaxation: float | None
-    boundary_u: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ancestry:
-    """Where a certificate stands in its chain.
-
-    Attributes:
-        step: how it came to follow its predecessor.
-        renewal: the number of the last scheduled renewal of the chain, from 1; 0 if there was none yet.
-        first: rows that the first renewal takes; renewal k takes the first 2^(k - 1) times as many.
-        since: rows of queries that arrived after this time count, in seconds since 1970.
-        collected: rows of the log of the chain's first certificate among those of this one.
-        root_sha256: digest of the certificate that the chain began with.
-        predecessor_sha256: digest of the certificate that this one replaced.
-        calibrated: of a tightened certificate, the threshold that its log gave; None for any other.
-    """
-
-    step: Step
-    renewal: int
-    first: int
-    since: float
-    collected: int = 0
-    root_sha256: str
-    predecessor_sha256: str
-    calibrated: CalibratedThreshold | None = None
-
-    @property
-    def no_guarantee(self) -> str | None:
-        """Why decisions under this certificate have no guarantee; None if they have one."""
-        return _LOOKED if self.step == "after looking" else None
-
-
-def document_sha256(document: Mapping[str, Any]) -> str:
-    """Return a digest of a certificate's document; fields without a value do not count, so releases may add some."""
-    content = {name: value for name, value in document.items() if value is not None}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def chain_facts(ancestry: Ancestry) -> list[tuple[str, str]]:
-    """Return where a certificate stands in its chain, for people."""
-    steps: dict[Step, str] = {
-        "scheduled": f"scheduled renewal {ancestry.renewal}",
-        "tightened": "the relaxation was raised",
-        "after red": "the first since an alarm",
-        "after looking": "installed after looking: no guarantee",
-    }
-    union = f", {ancestry.collected} of its rows collected" if ancestry.collected else ""
-    ahead = f"the next renewal takes {ancestry.first * 2**ancestry.renewal} rows since {_date(ancestry.since)}"
-    before = f"after {ancestry.predecessor_sha256[:12]}, from {ancestry.root_sha256[:12]}"
-    return [("chain", f"{steps[ancestry.step]}{union}; {before}"), ("schedule", ahead)]
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def chain_words(
-    guarantee: str,
-    ancestry: Ancestry,
-    *,
-    alpha: float,
-    confidence: float | None = None,
-    relaxation: float | None = None,
-    by: str | None = None,
-) -> str:
-    """Return the guarantee of one certificate together with what its chain adds to it, or takes from it."""
-    if ancestry.step == "after looking":
-        return _NONE.format(alpha=as_written(alpha))
-    parts, since = [guarantee], _date(ancestry.since)
-    if ancestry.step == "tightened" and ancestry.calibrated is not None:
-        parts.append(_TIGHTENED.format(before=ancestry.calibrated.relaxation, after=relaxation))
-    if ancestry.renewal:
-        began = "began after an alarm: only rows since then count" if ancestry.step == "after red" else "has a schedule"
-        union = _UNION.format(rows=ancestry.collected) if ancestry.collected else ""
-        schedule = _SCHEDULE.format(began=began, first=ancestry.first, since=since, union=union, k=ancestry.renewal)
-        parts.append(f"{schedule} {_chain_promise(alpha, confidence, by)}")
-    return " ".join(parts)
-
-
-def _chain_promise(alpha: float, confidence: float | None, by: str | None) -> str:
-    whose = "decision" if by is None else "decision of a group"
-    if confidence is not None:
-        return _SURE_CHAIN.format(alpha=as_written(alpha), confidence=as_written(confidence), whose=whose)
-    return _CHAIN.format(alpha=as_written(alpha), whose=whose)
-
-
-_LOOKED = "the certificate was installed after looking at what it would save, outside the schedule"
-_NONE = (
-    "There is no guarantee: this certificate was calibrated and installed after looking, outside the schedule of its "
-    "chain. Who installs a certificate whenever it is cheaper keeps the lucky ones: over 20 such looks, their loss was "
-    "1.1 to 1.4 times alpha (here {alpha}) in simulation. The next scheduled renewal has a guarantee again."
-)
-_TIGHTENED = (
-    "The relaxation was raised afterwards, from {before!r} on its log to {after!r}. The loss of a decision falls as the "
-    "relaxation grows, so that what is promised for the smaller one holds for the larger one, whenever and for whatever "
-    "reason it was raised."
-)
-_UNION = ", the first renewal together with the {rows} rows of the log that the chain began with"
-_SCHEDULE = (
-    "This certificate belongs to a chain that {began}. Renewal k is calibrated on the first {first} x 2^(k - 1) rows of "
-    "queries since {since}{union}, when the last of them is due, and is installed whatever comes out; this is renewal {k}."
-)
-_CHAIN = (
-    "If nobody's looking changed that schedule, then for every {whose}, fixed in advance, the expected loss over "
-    "calibrations and queries is at most {alpha}, whichever certificate of the chain is in force."
-)
-_SURE_CHAIN = (
-    "If nobody's looking changed that schedule, then for every {whose}, fixed in advance, the certificate of the chain that "
-    "is in force has a long-run loss of at most {alpha} with probability at least {confidence} over calibrations; that is "
-    "of each certificate by itself, not of all of them together."
-)
-
+from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object
 
 # --- Decisions ---
 
@@ -368,18 +258,14 @@ def guardian_choice(scores: object, shown: Sequence[int], *, size: int) -> int |
 # --- The certificate as a JSON document ---
 
 
-SCHEMA = 2
-_READABLE = (1, SCHEMA)
-_NOT_WRITTEN = frozenset({"key", "fit"})
-_ADDED = (
-    "regret", "spread", "confidence", "zero_one", "dial", "by", "groups", "small_groups", "unit", "ancestry",
-    "margin_quantiles", "score", "learned", "text_sha256",
+SCHEMA = 1
+_WRITTEN = (
+    "schema", "rule", "promise", "loss", "evidence", "provenance", "guarantee", "looked_at", "ancestry", "secret_id",
+    "signature",
 )  # fmt: skip
-"""Fields that the first certificates of schema 2 lack; a signature covers them where they are set."""
 ON_THIS_LOG = "on_this_log"
 """What `calibrate --json` prints beside the fields: figures about the log, which no reader of a certificate takes."""
 _ARRAYS = "arrays"
-_Certificate = TypeVar("_Certificate", bound="DataclassInstance")
 
 
 @cache
@@ -413,29 +299,36 @@ def write_document(path: str | Path, document: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def convert_document(document: object, kind: type[_Certificate], source: str) -> _Certificate:
-    """Return a document as the dataclass `kind`, checked field by field.
+def _convert(document: Mapping[str, Any], source: str) -> "Certificate":
+    """Return a document as a certificate, checked field by field.
 
     Raises:
-        CertificateError: it is of another schema version, or a field is unknown or of another type.
+        LaterCertificateError: it is of another schema version, or a field or a kind is unknown.
+        CertificateError: a field is missing or of another type.
     """
-    content = {name: value for name, value in as_object(document).items() if name != ON_THIS_LOG}
-    if content.get("kind") == "path":
-        raise CertificateError(
-            f"{source}: is the certificate of a cascade, which verify, apply, ask, serve and `certificate show` take"
-        )
+    content = {name: value for name, value in document.items() if name != ON_THIS_LOG}
     schema = content.get("schema")
-    if schema not in _READABLE:
+    if schema != SCHEMA:
         raise LaterCertificateError(
-            f"{source}: schema version {schema!r} is none of those that this release reads, 1 and {SCHEMA}; calibrate again"
+            f"{source}: schema version {schema!r:.40} is not the one that this release reads, {SCHEMA}; calibrate again"
         )
-    unknown = set(content) - ({f.name for f in fields(kind)} - _NOT_WRITTEN)
+    unknown = set(content) - set(_WRITTEN)
     if unknown:
         raise LaterCertificateError(f"{source}: unknown field {min(unknown)!r}; calibrate again")
     try:
-        return msgspec.convert(content, kind)
+        return msgspec.convert(content, Certificate)
     except msgspec.ValidationError as error:
-        raise CertificateError(f"{source}: {error}; calibrate again") from error
+        kind = LaterCertificateError if _UNKNOWN.search(str(error)) else CertificateError
+        raise kind(f"{source}: {error}; calibrate again") from error
+
+
+_UNKNOWN = re.compile(r"unknown field|`\$\.\w+\.type`$")
+"""How msgspec says that it knows a field, or the tag of a part, not."""
+
+
+def is_cascade(document: Mapping[str, Any]) -> bool:
+    """Tell whether a document is the certificate of a cascade, without reading the rest."""
+    return as_object(document.get("rule")).get("type") == "path"
 
 
 def joined_arrays(document: Mapping[str, Any], packed: bytes) -> dict[str, Any]:
@@ -460,12 +353,13 @@ def split_arrays(document: object, source: str) -> tuple[dict[str, Any], bytes |
 
 
 def signed_bytes(document: Mapping[str, Any]) -> bytes:
-    """Return what a signature covers: every field, those that came later only where they are set."""
-    covered = {name: value for name, value in document.items() if name not in _ADDED or value is not None}
-    if covered.get("learned") is not None:
-        terms = as_object(covered["learned"])
-        covered["learned"] = {name: value for name, value in terms.items() if name not in _ADDED or value is not None}
-    return json.dumps(covered, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    """Return what a signature covers: every field that is set, in an order of its own."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def document_sha256(document: Mapping[str, Any]) -> str:
+    """Return a digest of a certificate's document."""
+    return hashlib.sha256(signed_bytes(document)).hexdigest()
 
 
 def check_signature(
@@ -496,12 +390,12 @@ def check_signature(
 
 
 QUANTILES = 1001
-Threshold = tuple[float, float | None]
+MarginThreshold = tuple[float, float | None]
 """A relaxation and, for a random boundary, the largest draw that keeps an action exactly at it."""
 _NOTHING = "-"
 
 
-def margin_quantiles(margins: Floats, u: Floats | None = None) -> list[Threshold | None]:
+def margin_quantiles(margins: Floats, u: Floats | None = None) -> list[MarginThreshold | None]:
     """Return the thresholds that defer 0, 0.1 %, ..., 100 % of the calibration rows or just more.
 
     Args:
@@ -516,12 +410,12 @@ def margin_quantiles(margins: Floats, u: Floats | None = None) -> list[Threshold
     return [_threshold(margins, u, int(order[rank])) for rank in ranks]
 
 
-def write_quantiles(quantiles: Sequence[Threshold | None]) -> str:
+def write_quantiles(quantiles: Sequence[MarginThreshold | None]) -> str:
     """Return quantiles as a text: MARGIN or MARGIN/DRAW for each, "-" where there is none."""
     return " ".join(map(_text, quantiles))
 
 
-def read_quantiles(text: str) -> list[Threshold | None]:
+def read_quantiles(text: str) -> list[MarginThreshold | None]:
     """Return the quantiles in a text.
 
     Raises:
@@ -546,26 +440,26 @@ def are_quantiles(text: str, *, drawn: bool) -> bool:
     return all((one[1] is not None) == drawn for one in quantiles if one is not None)
 
 
-def base_share(certified: Threshold, quantiles: Sequence[Threshold | None]) -> float:
+def base_share(certified: MarginThreshold, quantiles: Sequence[MarginThreshold | None]) -> float:
     """Return the largest stored share whose quantile does not exceed the certified threshold; 0 if none does."""
     below = sum(one is not None and threshold_rank(*one) <= threshold_rank(*certified) for one in quantiles)
     return max(below - 1, 0) / (QUANTILES - 1)
 
 
-def _threshold(margins: Floats, u: Floats | None, row: int) -> Threshold | None:
+def _threshold(margins: Floats, u: Floats | None, row: int) -> MarginThreshold | None:
     if np.isinf(margins[row]):
         return None
     return float(margins[row]), None if u is None else float(u[row])
 
 
-def _text(threshold: Threshold | None) -> str:
+def _text(threshold: MarginThreshold | None) -> str:
     if threshold is None:
         return _NOTHING
     margin, draw = threshold
     return repr(margin) if draw is None else f"{margin!r}/{draw!r}"
 
 
-def _parsed(part: str) -> Threshold | None:
+def _parsed(part: str) -> MarginThreshold | None:
     if part == _NOTHING:
         return None
     margin, slash, draw = part.partition("/")
@@ -584,120 +478,151 @@ _FAR_FUTURE = 2.0**37
 """Seconds since 1970 that no clock will show; a later time could not be written as a date."""
 
 
-def refuse_contradictions(certificate: "Certificate", source: str) -> None:
-    """Reject a certificate whose fields contradict each other.
+def _refuse_contradictions(certificate: "Certificate", source: str) -> None:
+    """Reject a certificate whose numbers contradict each other, as far as that shows without the log.
 
-    Args:
-        certificate: the certificate.
-        source: where it came from, for the message.
+    Raises:
+        CertificateError: two kinds have no proof together, or a number is not what the others imply.
     """
-    _refuse(certificate, _impossible(certificate), source)
-    if certificate.schema > 1:
-        _refuse(certificate, _contradictions(certificate), source)
+    kinds = certificate.kinds
+    for feature in FEATURES:
+        reason = next((reason for kind in kinds if (reason := refusal(feature, kind))), None)
+        if feature in kinds and reason is not None:
+            raise CertificateError(f"{source}: {feature} contradicts the rest: {reason}; calibrate again")
+    checks = {**_wrong_terms(certificate), **_wrong_rule(certificate), **_wrong_evidence(certificate)}
+    wrong = next(((name, value) for name, (value, wrong) in checks.items() if wrong), None)
+    if wrong is None and certificate.guarantee != certificate.worded().guarantee:
+        wrong = "guarantee", certificate.guarantee
+    if wrong is not None:
+        raise CertificateError(f"{source}: {wrong[0]} {wrong[1]!r:.80} contradicts the rest; calibrate again")
 
 
-def worded(certificate: "Certificate") -> str:
-    """Return the guarantee in the words that the fields of a certificate imply."""
-    text = guarantee_text(**{name: getattr(certificate, name) for name in TERMS})
-    if certificate.ancestry is None:
-        return text
-    terms = {name: getattr(certificate, name) for name in ("alpha", "confidence", "relaxation", "by")}
-    return chain_words(text, certificate.ancestry, **terms)
+_Checks = dict[str, tuple[object, bool]]
+"""name -> the value of a field, and whether it is wrong."""
 
 
-def least_loss(certificate: "Certificate") -> float:
-    """Return the smallest loss that a decision can have."""
-    return -certificate.loss_bound if certificate.loss == NET else 0.0
+def _wrong_rule(certificate: "Certificate") -> _Checks:
+    rule, n, bound = certificate.rule, certificate.n, certificate.loss.bound
+    match rule:
+        case Threshold():
+            drawn = rule.boundary == "random" and rule.relaxation is not None
+            return {
+                "relaxation": (rule.relaxation, not 0 <= (rule.relaxation or 0.0) < inf),
+                "boundary_u": (rule.boundary_u, not _is_draw(rule.boundary_u, drawn=drawn)),
+                "grid": (rule.grid, rule.grid is not None and not _is_on_grid(rule.relaxation, rule.grid)),
+            }
+        case ByGroup():
+            losses = sum(group.n * group.empirical_risk for group in rule.groups.values())
+            off = abs(losses / max(n, 1) - certificate.evidence.empirical_risk) > 1e-12 * max(1.0, bound)
+            good = all(_is_group(group, rule.boundary) for group in rule.groups.values())
+            whole = sum(group.n for group in rule.groups.values()) == n
+            return {"groups": (rule.groups, off or not good or not whole or not _share_threshold(certificate, rule))}
+        case Learned():
+            return {"learned": (rule.terms, rule.terms is not None and not _are_terms(certificate, rule.terms))}
+        case forms.Path():
+            return _wrong_path(certificate, rule)
 
 
-def _impossible(certificate: "Certificate") -> dict[str, bool]:
-    """Return which fields no certificate of any schema can have together."""
+def _wrong_path(certificate: "Certificate", rule: forms.Path) -> _Checks:
+    chain, deferring = rule.chain, rule.status == "always_defer"
     return {
-        "status": (certificate.status == "by_group") != (certificate.groups is not None)
-        or (certificate.status == "learned") != (certificate.learned is not None),
-        "relaxation": (certificate.relaxation is None) != (certificate.status != "ok")
-        or (certificate.relaxation is not None and not 0 <= certificate.relaxation < float("inf")),
-        "alpha": not 0 < certificate.alpha < certificate.loss_bound < float("inf"),
-        "full_sight_loss": not 0 <= certificate.full_sight_loss <= certificate.alpha
-        or (certificate.full_sight_loss != 0 and certificate.loss in (REGRET, NET)),
-        "boundary_u": (certificate.boundary_u is not None)
-        != (certificate.boundary == "random" and certificate.status == "ok")
-        or not 0 <= (certificate.boundary_u or 0.0) < 1,
-        "n": certificate.n < 1,
-        "max_cluster_size": len(
-            {v is None for v in (certificate.cluster, certificate.clusters, certificate.max_cluster_size)}
-        )
-        > 1
-        or not (1 if certificate.max_cluster_size is None else certificate.max_cluster_size) >= 1,
-        "columns": set(certificate.columns) != {"primary", "guardian"},
-        "identities": certificate.identities != "unbound" and not _are_identities(certificate.identities),
-        "ancestry": certificate.ancestry is not None and not _fits_chain(certificate, certificate.ancestry),
-        "key_sha256": (certificate.key_sha256 is not None) != _is_keyed(certificate),
+        "chain": (chain, not is_chain(chain) or rule.guardian in chain.models),
+        "models": (rule.models, not set(chain.models) <= set(rule.models)),
+        "position": (
+            rule.position,
+            (rule.position is None) != deferring or not 0 <= (rule.position or 0.0) <= chain.end,
+        ),
+        "u": (rule.u, not _is_draw(rule.u, drawn=not deferring)),
+        "tuning": (rule.tuning, rule.tuning.rows < 1),
+        "grades": (certificate.loss, certificate.loss.bound != 1),
+        "loss": (certificate.loss, isinstance(certificate.loss, Own)),
+        "evidence": (certificate.evidence, certificate.evidence.slack is not None),
     }
 
 
-def _refuse(certificate: "Certificate", wrong: Mapping[str, bool], source: str) -> None:
-    for name, bad in wrong.items():
-        if bad:
-            value = getattr(certificate, name)
-            raise CertificateError(f"{source}: {name} {value!r:.80} contradicts the rest; calibrate again")
+def _wrong_terms(certificate: "Certificate") -> _Checks:
+    """Check the numbers of promise, loss and provenance, and the place in the chain."""
+    promise, loss, evidence, provenance = (
+        certificate.promise, certificate.loss, certificate.evidence, certificate.provenance,
+    )  # fmt: skip
+    confidence, ancestry = certificate.confidence, certificate.ancestry
+    keyed = certificate.rule.boundary == "random" or (confidence is not None and not loss.binary)
+    checks: _Checks = {
+        "alpha": (promise.alpha, not 0 < promise.alpha < loss.bound < inf),
+        "loss_bound": (loss.bound, loss.bound < SMALLEST_BOUND),
+        "full_sight_loss": (loss.in_full_sight, not 0 <= loss.in_full_sight <= promise.alpha),
+        "confidence": (confidence, confidence is not None and not 0 < confidence < 1),
+        "regret": (certificate.loss, isinstance(loss, Net) and loss.regret < evidence.empirical_risk - 1e-12),
+        "envelope_excess": (certificate.loss, isinstance(loss, Own) and loss.envelope_excess < 0),
+        "identities": (provenance.identities, not _are_identities(certificate)),
+        "key_sha256": (provenance.key_sha256, (provenance.key_sha256 is not None) != keyed),
+        "signature": (certificate.signature, (certificate.signature is None) != (certificate.secret_id is None)),
+        "ancestry": (ancestry, ancestry is not None and not _fits_chain(certificate, ancestry)),
+    }
+    if isinstance(promise, Cluster):
+        checks["max_cluster_size"] = (promise.max_cluster_size, promise.max_cluster_size < 1)
+    if isinstance(promise, Dial):
+        checks["dial"] = (promise.stops, not _is_dial(certificate, promise))
+    return checks
 
 
-def _contradictions(certificate: "Certificate") -> dict[str, bool]:
-    """Return which fields are not what the others imply, as far as that shows without the log."""
-    total, slack = certificate.empirical_risk * certificate.n, _expected_slack(certificate)
-    average = certificate.confidence is None and certificate.groups is None and certificate.learned is None
-    # otherwise deferring may be needed with budget left
-    sure = average and certificate.grid is None and certificate.full_sight_loss == 0
-    fewest, most, deferring = certificate.fewest_actions, certificate.most_actions, certificate.status == "always_defer"
-    return {
-        "loss_bound": certificate.loss_bound < SMALLEST_BOUND,
-        "empirical_risk": not least_loss(certificate) <= certificate.empirical_risk <= certificate.loss_bound
-        or (deferring and total != 0),
-        "slack": abs(slack - certificate.slack) > 1e-12 * max(1.0, certificate.loss_bound)
-        or (sure and certificate.slack >= 0 if deferring else average and certificate.slack < 0),
-        **_wrong_parts(certificate),
-        "score": certificate.score is not None and not _may_be_learned(certificate),
-        "learned": certificate.learned is not None and not _are_terms(certificate, certificate.learned),
-        "grid": certificate.grid is not None and not _is_on_grid(certificate),
-        "envelope_excess": certificate.envelope_excess < 0
-        or (certificate.envelope_excess > 0 and certificate.loss in (REGRET, NET)),
-        "regret": (certificate.regret is None) != (certificate.loss != NET)
-        or (certificate.regret is not None and certificate.regret < certificate.empirical_risk - 1e-12),
-        "spread": (certificate.spread is None) != (certificate.loss != NET)
-        or not 0 <= (certificate.spread or 0.0) <= certificate.loss_bound,
-        "unit": certificate.unit is not None
-        and (not certificate.router or certificate.loss != REGRET or certificate.cluster is not None),
-        "no_opinion_rows": not 0 <= certificate.no_opinion_rows <= certificate.n,
-        "missing_guardian_rows": not 0
-        <= certificate.missing_guardian_rows
-        <= (certificate.n if certificate.missing_guardian else 0),
-        "fewest_actions": fewest is None or most is None or not 1 <= fewest <= most,
-        "router": certificate.router and (fewest, most) != (2, 2),
-        "signature": (certificate.signature is None) != (certificate.secret_id is None),
-        "guarantee": certificate.guarantee != worded(certificate),
+def _wrong_evidence(certificate: "Certificate") -> _Checks:
+    rule, loss, evidence = certificate.rule, certificate.loss, certificate.evidence
+    n, risk, deferring = evidence.n, evidence.empirical_risk, rule.status == "always_defer"
+    computed = isinstance(loss, Net) or isinstance(rule, forms.Path)
+    checks: _Checks = {
+        "n": (n, n < 1),
+        "empirical_risk": (risk, not loss.least <= risk <= loss.bound or (deferring and risk != 0)),
+        "spread": (
+            evidence.spread,
+            (evidence.spread is not None) != computed or not 0 <= (evidence.spread or 0.0) <= loss.bound,
+        ),
+        "missing_guardian_rows": (
+            evidence.missing_guardian_rows,
+            not 0 <= evidence.missing_guardian_rows <= (n if loss.missing_guardian else 0),
+        ),
+    }
+    if isinstance(rule, forms.Path):
+        return checks
+    fewest, most, quantiles = evidence.fewest_actions, evidence.most_actions, evidence.margin_quantiles
+    return checks | {
+        "slack": (evidence.slack, not _is_slack(certificate, evidence.slack)),
+        "columns": (evidence.columns, set(evidence.columns) != {"primary", "guardian"}),
+        "score_digits": (evidence.score_digits, evidence.score_digits not in (SINGLE_DIGITS, 12)),
+        "no_opinion_rows": (evidence.no_opinion_rows, not 0 <= evidence.no_opinion_rows <= n),
+        "fewest_actions": (fewest, not 1 <= fewest <= most),
+        "router": (evidence.router, evidence.router and (fewest, most) != (2, 2)),
+        "margin_quantiles": (
+            quantiles,
+            quantiles is not None and not are_quantiles(quantiles, drawn=rule.boundary == "random"),
+        ),
     }
 
 
-def _expected_slack(certificate: "Certificate") -> float:
-    if certificate.confidence is not None or certificate.groups is not None or certificate.learned is not None:
-        return certificate.alpha - certificate.empirical_risk
-    total, unseen = certificate.empirical_risk * certificate.n, certificate.max_cluster_size or 1
-    return certificate.alpha - (total + unseen * certificate.loss_bound) / (certificate.n + unseen)
-
-
-def _may_be_learned(certificate: "Certificate") -> bool:
-    """Tell whether the other fields are those of a learned score."""
-    plain = certificate.loss == REGRET and certificate.unit is None and certificate.confidence is None
-    rule = certificate.guardian_sees == "all" and certificate.boundary == "random"
-    return plain and rule and certificate.cluster is None and certificate.groups is None and certificate.status != "ok"
+def _is_slack(certificate: "Certificate", slack: float | None) -> bool:
+    """Tell whether the unspent part of the budget is what the other numbers imply, and the rule spends it."""
+    rule, promise, evidence, bound = certificate.rule, certificate.promise, certificate.evidence, certificate.loss.bound
+    average = isinstance(rule, Threshold) and not isinstance(promise, Confident | Dial)
+    deferring = rule.status == "always_defer"
+    if average or (deferring and not isinstance(promise, Confident | Dial)):
+        unseen = promise.max_cluster_size if isinstance(promise, Cluster) else 1
+        total = evidence.empirical_risk * evidence.n
+        expected = promise.alpha - (total + unseen * bound) / (evidence.n + unseen)
+    else:
+        expected = promise.alpha - evidence.empirical_risk
+    if slack is None or abs(expected - slack) > 1e-12 * max(1.0, bound):
+        return False
+    if not deferring:
+        return not average or slack >= 0
+    # a grid, or a loss in full sight, may need deferring with budget left
+    spent = average and isinstance(rule, Threshold) and rule.grid is None and certificate.loss.in_full_sight == 0
+    return not spent or slack < 0
 
 
 def _are_terms(certificate: "Certificate", terms: LearnedTerms) -> bool:
     """Tell whether what a certificate says about its learned score can be true."""
     return (
-        certificate.score is not None
-        and certificate.n >= FEWEST_ROWS
+        certificate.n >= FEWEST_ROWS
         and terms.features[:2] == ("margin", "position")
         and len(set(terms.features)) == len(terms.features)
         and ("menu" in terms.features) == (terms.menu_size is not None)
@@ -707,65 +632,37 @@ def _are_terms(certificate: "Certificate", terms: LearnedTerms) -> bool:
         and 0 <= terms.rounded_rows <= terms.rows <= certificate.n
         and terms.rows >= 1
         and 0 <= terms.deferred <= 1
-        and certificate.empirical_risk <= certificate.alpha
+        and certificate.evidence.empirical_risk <= certificate.alpha
     )
 
 
-def _is_keyed(certificate: "Certificate") -> bool:
-    """Tell whether a key is behind the draws, or behind the order of the rows of the betting test."""
-    binary = certificate.zero_one or (
-        certificate.binarized and certificate.loss_bound == 1 and certificate.loss == REGRET
-    )
-    return certificate.boundary == "random" or (certificate.confidence is not None and not binary)
-
-
-def _wrong_parts(certificate: "Certificate") -> dict[str, bool]:
-    """Return which of confidence, dial, groups and quantiles are not what the other fields imply."""
-    confidence, dial, groups = certificate.confidence, certificate.dial, certificate.groups
-    return {
-        "confidence": confidence is not None and (not 0 < confidence < 1 or certificate.cluster is not None),
-        "dial": dial is not None and (confidence is None or not _is_dial(certificate, dial)),
-        "by": (certificate.by is None) != (groups is None),
-        "groups": groups is not None and (certificate.cluster is not None or not _are_groups(certificate, groups)),
-        "margin_quantiles": certificate.margin_quantiles is not None
-        and not are_quantiles(certificate.margin_quantiles, drawn=certificate.boundary == "random"),
-        "small_groups": certificate.small_groups is not None
-        and (groups is None or confidence is not None or not _share_threshold(certificate, groups)),
-    }
-
-
-def _is_dial(certificate: "Certificate", dial: Sequence[DialStop]) -> bool:
+def _is_dial(certificate: "Certificate", dial: Dial) -> bool:
     """Tell whether stops are the declared ones, ever smaller thresholds, and the chosen one is among them."""
-    bound = as_fraction(certificate.loss_bound, name="loss_bound")
-    ranks = [threshold_rank(stop.relaxation, stop.boundary_u) for stop in dial]
-    chosen = (certificate.alpha, certificate.relaxation, certificate.boundary_u, certificate.empirical_risk)
+    bound = as_fraction(certificate.loss.bound, name="loss_bound")
+    ranks = [threshold_rank(stop.relaxation, stop.boundary_u) for stop in dial.stops]
+    chosen = (dial.alpha, certificate.relaxation, certificate.boundary_u, certificate.evidence.empirical_risk)
     return (
-        [stop.alpha for stop in dial] == [float(Fraction(stop) * bound) for stop in STOPS]
+        [stop.alpha for stop in dial.stops] == [float(Fraction(stop) * bound) for stop in STOPS]
         and ranks == sorted(ranks, reverse=True)
-        and chosen in [(stop.alpha, stop.relaxation, stop.boundary_u, stop.empirical_risk) for stop in dial]
+        and chosen in [(stop.alpha, stop.relaxation, stop.boundary_u, stop.empirical_risk) for stop in dial.stops]
     )
 
 
-def _are_groups(certificate: "Certificate", groups: Mapping[str, GroupThreshold]) -> bool:
-    """Tell whether groups have rows, thresholds and losses that make up the whole."""
-    losses = sum(group.n * group.empirical_risk for group in groups.values())
-    return (
-        sum(group.n for group in groups.values()) == certificate.n
-        and abs(losses / certificate.n - certificate.empirical_risk) <= 1e-12 * max(1.0, certificate.loss_bound)
-        and all(_is_group(certificate, group) for group in groups.values())
-    )
+def _share_threshold(certificate: "Certificate", rule: ByGroup) -> bool:
+    """Tell whether all small groups have the same threshold, if they are to share one."""
+    if rule.small_groups == "defer":
+        return True
+    fewest = rows_needed(certificate.alpha, certificate.loss.bound)
+    return len({(group.relaxation, group.boundary_u) for group in rule.groups.values() if group.n < fewest}) <= 1
 
 
-def _share_threshold(certificate: "Certificate", groups: Mapping[str, GroupThreshold]) -> bool:
-    """Tell whether all small groups have the same threshold."""
-    fewest = rows_needed(certificate.alpha, certificate.loss_bound)
-    return len({(group.relaxation, group.boundary_u) for group in groups.values() if group.n < fewest}) <= 1
+def _is_group(group: GroupThreshold, boundary: Boundary) -> bool:
+    drawn = boundary == "random" and group.relaxation is not None
+    return group.n >= 1 and 0 <= (group.relaxation or 0.0) < inf and _is_draw(group.boundary_u, drawn=drawn)
 
 
-def _is_group(certificate: "Certificate", group: GroupThreshold) -> bool:
-    drawn = certificate.boundary == "random" and group.relaxation is not None
-    relaxation, u = group.relaxation or 0.0, group.boundary_u or 0.0
-    return group.n >= 1 and 0 <= relaxation < float("inf") and (group.boundary_u is not None) == drawn and 0 <= u < 1
+def _is_draw(u: float | None, *, drawn: bool) -> bool:
+    return (u is not None) == drawn and 0 <= (u or 0.0) < 1
 
 
 def _fits_chain(certificate: "Certificate", ancestry: Ancestry) -> bool:
@@ -784,15 +681,20 @@ def _fits_chain(certificate: "Certificate", ancestry: Ancestry) -> bool:
     )
 
 
-def _is_on_grid(certificate: "Certificate") -> bool:
-    if certificate.grid is None or certificate.relaxation is None:
+def _is_on_grid(relaxation: float | None, grid: float) -> bool:
+    if relaxation is None:
         return True
-    step = as_fraction(certificate.grid, name="grid")
-    return step > 0 and certificate.relaxation == float(round(certificate.relaxation / step) * step) <= 1
+    step = as_fraction(grid, name="grid")
+    return step > 0 and relaxation == float(round(relaxation / step) * step) <= 1
 
 
-def _are_identities(identities: Mapping[str, Any]) -> bool:
-    return {"primary", "guardian"} <= set(identities) and all(isinstance(one, dict) for one in identities.values())
+def _are_identities(certificate: "Certificate") -> bool:
+    """Tell whether every scorer of the rule is named, or none."""
+    identities, rule = certificate.provenance.identities, certificate.rule
+    if identities == "unbound":
+        return True
+    needed = {*rule.chain.models, rule.guardian} if isinstance(rule, forms.Path) else {"primary", "guardian"}
+    return needed <= set(identities) and all(isinstance(identity, dict) for identity in identities.values())
 
 
 # --- What a certificate says to people, besides its guarantee ---
@@ -810,67 +712,87 @@ _NO_RELAXATION = {
 }
 
 
-def certificate_facts(certificate: "Certificate") -> list[tuple[str, str]]:
-    """Return what matters most as name and value pairs, for people."""
+def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
+    promise, loss, evidence = certificate.promise, certificate.loss, certificate.evidence
     none = _NO_RELAXATION[certificate.status]
     relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
-    relaxation += f"  ({_AT_0[certificate.router]})" if certificate.relaxation == 0 else ""
+    relaxation += f"  ({_AT_0[evidence.router]})" if certificate.relaxation == 0 else ""
     relaxation += f"  (at this gap, draws up to {certificate.boundary_u:.6f})" if certificate.boundary_u else ""
     facts = [
         ("relaxation", relaxation),
         ("rule", f"the Guardian sees {certificate.guardian_sees}; boundary {certificate.boundary}"),
         (
             "risk budget",
-            f"alpha {as_written(certificate.alpha)}, losses in [{as_written(least_loss(certificate))}, "
-            f"{as_written(certificate.loss_bound)}], {certificate.n} rows",
+            f"alpha {as_written(promise.alpha)}, losses in [{as_written(loss.least)}, {as_written(loss.bound)}], "
+            f"{evidence.n} rows",
         ),
     ]
-    facts += [*_sure_facts(certificate), *_learned_facts(certificate)]
-    if certificate.cluster is not None:
-        sizes = f"at most {certificate.max_cluster_size} rows each"
-        facts.append(("clusters", f"{certificate.clusters} by '{certificate.cluster}', {sizes}"))
+    facts += [*_confidence_facts(certificate), *_learned_facts(certificate)]
+    if isinstance(promise, Cluster):
+        sizes = f"at most {promise.max_cluster_size} rows each"
+        facts.append(("clusters", f"{promise.clusters} by '{promise.cluster}', {sizes}"))
     if certificate.status in ("ok", "learned"):
-        gross = "" if certificate.regret is None else f" (with gains not counted {certificate.regret:.4f})"
-        unused = f"unused budget {certificate.slack:.4f}"
-        facts.append(("on this log", f"loss {certificate.empirical_risk:.4f}{gross}, {unused}"))
+        gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
+        facts.append(("on this log", f"loss {evidence.empirical_risk:.4f}{gross}, unused budget {evidence.slack:.4f}"))
     if certificate.looked_at is not None:
         facts.append(("looked at before", certificate.looked_at))
     if certificate.ancestry is not None:
         facts += chain_facts(certificate.ancestry)
-    no_opinion, missing = certificate.no_opinion_rows, certificate.missing_guardian_rows
+    no_opinion, missing = evidence.no_opinion_rows, evidence.missing_guardian_rows
     if no_opinion or missing:
         facts.append(("missing scores", f"Primary in {no_opinion} rows (deferred), Guardian in {missing}"))
     return facts
 
 
 def _learned_facts(certificate: "Certificate") -> list[tuple[str, str]]:
-    terms = certificate.learned
-    if terms is None:
+    rule, terms = certificate.rule, certificate.learned
+    if not isinstance(rule, Learned) or terms is None:
         return []
     size = f"{terms.rows} rows, {terms.columns} features from {', '.join(terms.features)}"
     rounded = f"; {terms.rounded_rows} losses rounded by a draw" if terms.rounded_rows else ""
     each = f"{100 * terms.deferred:.1f} % of the rows, each decided by the others"
-    return [("score", f"{certificate.score}: {size}{rounded}"), ("deferred", each)]
+    return [("score", f"{rule.score}: {size}{rounded}"), ("deferred", each)]
 
 
-def _sure_facts(certificate: "Certificate") -> list[tuple[str, str]]:
+def _confidence_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     facts: list[tuple[str, str]] = []
-    if certificate.confidence is not None:
-        facts.append(
-            (
-                "confidence",
-                f"{as_written(certificate.confidence)} that this certificate's long-run loss is at most alpha",
-            )
-        )
-    if certificate.dial is not None:
-        stops = ", ".join(as_written(stop.alpha) for stop in certificate.dial)
-        facts.append(("dial", f"stops {stops}; set to {as_written(certificate.alpha)}"))
+    promise = certificate.promise
+    if isinstance(promise, Confident | Dial):
+        means = f"{as_written(promise.confidence)} that this certificate's long-run loss is at most alpha"
+        facts.append(("confidence", means))
+    if isinstance(promise, Dial):
+        stops = ", ".join(as_written(stop.alpha) for stop in promise.stops)
+        facts.append(("dial", f"stops {stops}; set to {as_written(promise.alpha)}"))
     if (source := group_source_of(certificate)) is not None:
         facts.append(("groups", f"named by {source} in live requests"))
     for name, group in (certificate.groups or {}).items():
         rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
         facts.append((f"{certificate.by} {name}", f"{rule}, {group.n} rows"))
     return facts
+
+
+def _path_facts(certificate: "Certificate", rule: forms.Path) -> list[tuple[str, str]]:
+    tuning, loss, evidence = rule.tuning, certificate.loss, certificate.evidence
+    chosen = "as given" if tuning.fixed else f"chosen among {len(tuning.estimates)}"
+    models = chain_text((*rule.chain.models, rule.guardian))
+    facts = [
+        ("chain", f"{models}  ({chosen}, on {tuning.rows} other rows)"),
+        ("risk budget", f"alpha {as_written(certificate.alpha)}, loss {loss.name}, {evidence.n} rows to calibrate on"),
+    ]
+    if rule.position is not None and rule.u is not None:
+        facts.append(("stop", f"position {rule.position:.9g} of the path, there draws below {rule.u:.6f}"))
+        gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
+        facts.append(("on these rows", f"loss {evidence.empirical_risk:.4f}{gross}"))
+    relative = rule.cost / rule.guardian_cost if rule.guardian_cost else 1.0
+    instead = f"${1000 * rule.cost:.4g} instead of ${1000 * rule.guardian_cost:.4g} per 1000 queries"
+    answers = f"the Guardian answers {100 * rule.guardian_share:.1f} %"
+    facts.append(("cost", f"{relative:.3f} of the Guardian's alone ({instead}); {answers}"))
+    if evidence.missing_guardian_rows:
+        facts.append(("missing grades", f"in {evidence.missing_guardian_rows} rows, counted as the largest loss"))
+    if certificate.looked_at is not None:
+        facts.append(("looked at before", certificate.looked_at))
+    advice = tuning.advice
+    return facts if advice is None else [*facts, ("on the tuning rows", advice)]
 
 
 def group_source_of(certificate: "Certificate") -> str | None:
@@ -880,28 +802,7 @@ def group_source_of(certificate: "Certificate") -> str | None:
     return certificate.identities.get("group", {}).get("source")
 
 
-def certificate_summary(certificate: "Certificate") -> str:
-    """Return the guarantee in two lines; that there is none, if so."""
-    if certificate.ancestry is not None and certificate.ancestry.no_guarantee is not None:
-        return f"There is no guarantee: {certificate.ancestry.no_guarantee}."
-    return summary_lines(
-        alpha=certificate.alpha,
-        n=certificate.n,
-        router=certificate.router,
-        relaxation=certificate.relaxation,
-        guardian_sees=certificate.guardian_sees,
-        confidence=certificate.confidence,
-        by=certificate.by,
-        unit=certificate.unit,
-        clusters=certificate.clusters,
-        learned=certificate.learned is not None,
-    )
-
-
 # --- Certificate ---
-
-
-Status = Literal["ok", "always_defer", "by_group", "learned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -909,114 +810,136 @@ class Certificate:
     """A calibrated rule and its guarantee; saved as certificate.json.
 
     Attributes:
-        status: "ok"; "always_defer" if no relaxation keeps the budget but deferring every query does; "by_group" if
-            each group has a threshold of its own; "learned" if a learned score decides.
-        relaxation: actions within this gap of the top one are candidates; None to defer every query, as a certificate
-            by groups does with those of an unknown group, or if a learned score decides.
-        boundary_u: for boundary="random", the largest draw that keeps an action exactly at the threshold gap.
-        alpha: the risk budget.
-        n: rows of the log.
-        loss: "guardian_regret", "net" (gains counted) or the name of the user's loss.
-        loss_bound: the largest possible loss.
-        full_sight_loss: the largest loss with every action in sight, as declared; 0 for the Guardian regret.
-        guardian_sees: what a deferral shows the Guardian, and so what the loss was measured on.
-        boundary: the rule exactly at the threshold gap.
-        key_sha256: digest of the key behind the draws.
-        grid: the step of the grid that the relaxation was restricted to.
-        binarized: whether the loss was measured on the 0/1 Guardian.
-        router: whether the log has the router form: two graded answers and a confidence.
-        missing_guardian: how rows without a Guardian score were counted.
-        missing_guardian_rows: how many there were; a binarised row whose right answer is unknown is one of them.
-        no_opinion_rows: rows in which the Primary had no opinion; they defer.
-        score_digits: significant decimals of a Primary score, 12 or 6.
-        fewest_actions: the smallest menu of the log; None if not recorded (schema 1).
-        most_actions: the largest.
-        empirical_risk: total loss / n at the relaxation; of a learned score, with each row decided by the others.
-        slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget; with clusters of at most M rows,
-            alpha - (total + M loss_bound) / (n + M); with a confidence, by groups or learned, alpha - total / n.
-        envelope_excess: how far a user's loss was raised to make it monotone, as a mean over rows.
-        columns: the log's columns that played Primary and Guardian.
-        identities: the scorers that made the scores, or "unbound".
-        log_sha256: digest of the log's content.
-        version: the version of this package.
-        created: time of creation, in UTC.
+        rule: how a query is decided.
+        promise: what is promised, in its own numbers.
+        loss: in which loss.
+        evidence: what the log says.
+        provenance: who made it, with which models.
         guarantee: the guarantee in words.
-        cluster: the column that says which rows belong together; None if rows are exchangeable one by one.
-        clusters: number of clusters.
-        max_cluster_size: the most rows that any cluster may ever have, as declared.
-        regret: for loss="net", the mean loss on the log with gains not counted; else None.
-        spread: for loss="net", the standard deviation of the long-run loss of one certificate; else None.
-        confidence: the probability with which the long-run loss of this one certificate is at most alpha (of a dial: all
-            stops, by groups: in all groups); None if the promise is an average over calibrations.
-        zero_one: true if every loss is declared to be 0 or the bound; else None.
-        dial: the stops among which alpha may be chosen after looking; None unless it is a dial.
-        by: the column that says which group a row belongs to; None without groups.
-        groups: the threshold of each group; None without groups.
-        small_groups: "merge" if small groups share one; else None.
-        unit: "session" if a row is a whole session and the guarantee is about the next one; None if a row is a query.
-        score: "auto" or "learned" if the score is learned; None if it is the margin.
-        learned: what the score is learned from; None unless a learned score decides.
         looked_at: what is known of earlier looks at these rows, in words; None if there was none.
         ancestry: where it stands in a chain of certificates; None if it begins one. If it was tightened, `relaxation` and
             `boundary_u` are larger than the log gave, and everything else is as the log gave it.
-        margin_quantiles: thresholds that defer 0, 0.1 %, ..., 100 % of the rows, for a guard; None if they are not kept.
         secret_id: the fingerprint of the project secret that signed it, and behind the draws; None if unsigned.
-        signature: of everything else, with the project's secret; None if unsigned, as all of schema 1 are.
+        signature: of everything else, with the project's secret; None if unsigned.
         key: the secret behind the draws; never part of the saved certificate.
-        fit: the learned score itself; saved in a file beside the certificate, whose digest `learned` holds.
+        fit: the learned score itself; saved in a file beside the certificate, whose digest the rule holds.
     """
 
     schema: int = SCHEMA
-    status: Status
-    relaxation: float | None
-    boundary_u: float | None
-    alpha: float
-    n: int
-    loss: str
-    loss_bound: float
-    full_sight_loss: float = 0.0
-    guardian_sees: GuardianSees
-    boundary: Boundary
-    key_sha256: str | None
-    grid: float | None
-    binarized: bool
-    router: bool = False
-    missing_guardian: MissingGuardian | None
-    missing_guardian_rows: int
-    no_opinion_rows: int
-    score_digits: Literal[6, 12]
-    fewest_actions: int | None = None
-    most_actions: int | None = None
-    empirical_risk: float
-    slack: float
-    envelope_excess: float
-    columns: dict[str, str]
-    identities: dict[str, Any] | Literal["unbound"]
-    log_sha256: str
-    version: str
-    created: str
+    rule: Rule
+    promise: Promise
+    loss: Loss
+    evidence: Evidence
+    provenance: Provenance
     guarantee: str
-    cluster: str | None = None
-    clusters: int | None = None
-    max_cluster_size: int | None = None
-    regret: float | None = None
-    spread: float | None = None
-    confidence: float | None = None
-    zero_one: Literal[True] | None = None
-    dial: tuple[DialStop, ...] | None = None
-    by: str | None = None
-    groups: dict[str, GroupThreshold] | None = None
-    small_groups: Literal["merge"] | None = None
-    unit: Literal["session"] | None = None
-    score: Literal["auto", "learned"] | None = None
-    learned: LearnedTerms | None = None
     looked_at: str | None = None
     ancestry: Ancestry | None = None
-    margin_quantiles: str | None = None
     secret_id: str | None = None
     signature: str | None = None
     key: bytes | None = field(default=None, repr=False, compare=False)
     fit: LearnedScore | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def status(self) -> Status:
+        """Whether one threshold decides ("ok"), groups, a learned score, or nothing: every query is deferred."""
+        return self.rule.status
+
+    @property
+    def alpha(self) -> float:
+        """The risk budget."""
+        return self.promise.alpha
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability with which the promise holds of this one certificate; None if it is an average over them."""
+        return self.promise.confidence if isinstance(self.promise, Confident | Dial) else None
+
+    @property
+    def dial(self) -> tuple[DialStop, ...] | None:
+        """The stops of a dial."""
+        return self.promise.stops if isinstance(self.promise, Dial) else None
+
+    @property
+    def relaxation(self) -> float | None:
+        """The one threshold, if there is one."""
+        return self.rule.relaxation if isinstance(self.rule, Threshold) else None
+
+    @property
+    def boundary_u(self) -> float | None:
+        """Its boundary draw."""
+        return self.rule.boundary_u if isinstance(self.rule, Threshold) else None
+
+    @property
+    def by(self) -> str | None:
+        """The column of the groups that have a threshold each."""
+        return self.rule.by if isinstance(self.rule, ByGroup) else None
+
+    @property
+    def groups(self) -> dict[str, GroupThreshold] | None:
+        """The thresholds of groups."""
+        return self.rule.groups if isinstance(self.rule, ByGroup) else None
+
+    @property
+    def learned(self) -> LearnedTerms | None:
+        """What a learned score that decides is learned from."""
+        return self.rule.terms if isinstance(self.rule, Learned) else None
+
+    @property
+    def path(self) -> forms.Path:
+        """The rule of a cascade; raise a CertificateError if this is not one's certificate."""
+        if not isinstance(self.rule, forms.Path):
+            raise CertificateError("this is the certificate of a pair, not of a cascade; calibrate with --path")
+        return self.rule
+
+    @property
+    def is_cascade(self) -> bool:
+        """Whether several models are asked in turn."""
+        return isinstance(self.rule, forms.Path)
+
+    @property
+    def guardian_sees(self) -> GuardianSees:
+        """What a deferral shows the Guardian."""
+        return self.rule.guardian_sees
+
+    @property
+    def boundary(self) -> Boundary:
+        """The rule exactly at a threshold."""
+        return self.rule.boundary
+
+    @property
+    def n(self) -> int:
+        """Rows of the log."""
+        return self.evidence.n
+
+    @property
+    def loss_bound(self) -> float:
+        """The largest possible loss."""
+        return self.loss.bound
+
+    @property
+    def identities(self) -> dict[str, Any] | Literal["unbound"]:
+        """The scorers that made the scores."""
+        return self.provenance.identities
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What kind of certificate this is, in the words of `NO_PROOF`."""
+        kinds: dict[Kind, bool] = {
+            "net": isinstance(self.loss, Net),
+            "own loss": isinstance(self.loss, Own),
+            "path": isinstance(self.rule, forms.Path),
+            "learned": isinstance(self.rule, Learned),
+            "cluster": isinstance(self.promise, Cluster),
+            "session": isinstance(self.promise, Session),
+            "confidence": self.confidence is not None,
+            "dial": isinstance(self.promise, Dial),
+            "groups": isinstance(self.rule, ByGroup),
+            "merged groups": isinstance(self.rule, ByGroup) and self.rule.small_groups == "merge",
+            "menus": not self.evidence.router,
+            "restricted sight": self.guardian_sees != "all",
+            "included boundary": self.boundary != "random",
+        }
+        return [kind for kind, holds in kinds.items() if holds]
 
     @classmethod
     def load(cls, path: str | Path, *, key: bytes | None = None, secret: ProjectSecret | None = None) -> "Certificate":
@@ -1051,21 +974,37 @@ class Certificate:
             source: where the document came from, for error messages.
         """
         content, arrays = split_arrays(document, source)
-        certificate = convert_document(content, cls, source)
-        refuse_contradictions(certificate, source)
+        certificate = _convert(content, source)
+        _refuse_contradictions(certificate, source)
         if arrays is not None:
             certificate = certificate.with_arrays(arrays, source=source)
         return certificate if key is None else certificate._with_key(key)
 
     def to_dict(self, *, with_arrays: bool = False) -> dict[str, Any]:
-        """Return the certificate as a JSON document, without the key.
+        """Return the certificate as a JSON document, without the key; what it does not have is left out.
 
         Args:
             with_arrays: put the arrays of a learned score into it, so that one document holds everything.
         """
-        document = asdict(replace(self, key=None, fit=None))
-        del document["key"], document["fit"]
+        values = {name: value for name in _WRITTEN if (value := getattr(self, name)) is not None}
+        document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))  # as it will be read
         return document if self.fit is None or not with_arrays else joined_arrays(document, self.fit.packed)
+
+    def worded(self) -> "Certificate":
+        """Return the certificate with the guarantee in the words that its other parts imply."""
+        text = guarantee(self.rule, self.promise, self.loss, self.evidence, self.ancestry)
+        return replace(self, guarantee=text)
+
+    def with_threshold(self, relaxation: float | None, boundary_u: float | None) -> "Certificate":
+        """Return the certificate with one threshold in place of its own, of groups or of a learned score; not worded."""
+        rule = Threshold(
+            relaxation=relaxation,
+            boundary_u=boundary_u,
+            guardian_sees=self.guardian_sees,
+            boundary=self.boundary,
+            grid=self.rule.grid if isinstance(self.rule, Threshold | ByGroup) else None,
+        )
+        return replace(self, rule=rule, fit=None)
 
     def save(self, path: str | Path) -> None:
         """Write certificate.json and, for a learned score, certificate.npz beside it; the key is not part of either."""
@@ -1079,7 +1018,20 @@ class Certificate:
         Raises:
             CertificateError: the arrays are not those that it was made with, or it has no learned score.
         """
-        return replace(self, fit=read_score(self, packed, source))
+        rule, evidence = self.rule, self.evidence
+        if not isinstance(rule, Learned) or rule.terms is None:
+            raise CertificateError(
+                f"{source}: holds arrays of a learned score, and the certificate has none; leave them out"
+            )
+        alpha, bound = (as_fraction(value, name="alpha") for value in (self.alpha, self.loss.bound))
+        score = LearnedScore(
+            rows=unpack(packed, rule.terms, source),
+            packed=packed,
+            digits=evidence.score_digits,
+            budget=spendable_losses(alpha, bound, evidence.n),
+            with_margin=rule.score == "auto",
+        )
+        return replace(self, fit=score)
 
     @property
     def signed(self) -> bool:
@@ -1088,7 +1040,7 @@ class Certificate:
 
     def sign(self, secret: ProjectSecret) -> "Certificate":
         """Return the certificate signed with the project's secret."""
-        unsigned = replace(self, schema=SCHEMA, secret_id=secret.id, signature=None)
+        unsigned = replace(self, secret_id=secret.id, signature=None)
         return replace(unsigned, signature=secret.sign(signed_bytes(unsigned.to_dict())))
 
     def check_signature(self, secret: ProjectSecret, *, source: str = "certificate") -> None:
@@ -1133,16 +1085,19 @@ class Certificate:
         if self.learned is not None:
             scores: Any = primary_scores if plain else as_row(primary_scores)[:, 0].tolist()
             return self._learned_sight(scores, id, group, tokens, text)
+        self.refuse_cascade()
         relaxation, boundary_u = self.threshold(group)
         u = 0.0 if boundary_u is None else self._draw(id)
-        return *row_sight(primary_scores, relaxation, digits=self.score_digits, u=u, boundary_u=boundary_u), None
+        return *row_sight(
+            primary_scores, relaxation, digits=self.evidence.score_digits, u=u, boundary_u=boundary_u
+        ), None
 
     def _learned_sight(
         self, scores: Sequence[float], id: str | None, group: Membership, tokens: float | None, text: str | None
     ) -> tuple[list[int], float, LearnedUse | None]:
         if group is not None and not isinstance(group, str):
             raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
-        gaps = row_gaps(scores, digits=self.score_digits)
+        gaps = row_gaps(scores, digits=self.evidence.score_digits)
         stands, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens, text)
         return [gaps.index(0.0)] if stands else list(range(len(gaps))), row_margin(gaps), use
 
@@ -1197,7 +1152,7 @@ class Certificate:
         deferred = len(candidates) > 1
         action: int | None = candidates[0]
         if deferred:
-            size = len(row_gaps(primary_scores, digits=self.score_digits))
+            size = len(row_gaps(primary_scores, digits=self.evidence.score_digits))
             shown = candidates if self.guardian_sees == "candidates" else range(size)
             action = None if guardian is None else guardian_choice(guardian, shown, size=size)
         return Decision(
@@ -1212,11 +1167,13 @@ class Certificate:
 
     def apply(self, log: ScoreLog) -> Decisions:
         """Decide every row of a log."""
-        self._refuse_single(log.score_digits < self.score_digits)
-        same_digits, sees_all = replace(log, score_digits=self.score_digits), self.guardian_sees != "candidates"
-        if self.groups is not None and self.by is not None:
-            u = drawing(self.secret(), log) if self.boundary == "random" else None
-            return decide_by_group(same_digits, self.groups, by=self.by, u=u, sees_all=sees_all)
+        self.refuse_cascade()
+        self._refuse_single(log.score_digits < self.evidence.score_digits)
+        same_digits = replace(log, score_digits=self.evidence.score_digits)
+        sees_all, rule = self.guardian_sees != "candidates", self.rule
+        if isinstance(rule, ByGroup):
+            u = drawing(self.secret(), log) if rule.boundary == "random" else None
+            return decide_by_group(same_digits, rule.groups, by=rule.by, u=u, sees_all=sees_all)
         if self.learned is not None:
             return decide_by_score(same_digits, self.learned_score(), draws(self.secret(), log))
         u = None if self.boundary_u is None else drawing(self.secret(), log)
@@ -1229,98 +1186,103 @@ class Certificate:
             CertificateError: this certificate has no dial.
             OptionError: alpha lies below the lowest stop.
         """
-        if self.dial is None:
+        if not isinstance(self.promise, Dial):
             raise CertificateError(
                 "this certificate has no dial, so its alpha was fixed before calibration; calibrate with dial=True (--dial)"
             )
-        stop = lower_stop(self.dial, alpha)
-        chosen = replace(
-            self,
-            status="always_defer" if stop.relaxation is None else "ok",
-            alpha=stop.alpha,
-            relaxation=stop.relaxation,
-            boundary_u=stop.boundary_u,
-            empirical_risk=stop.empirical_risk,
-            slack=stop.alpha - stop.empirical_risk,
+        stop = lower_stop(self.promise.stops, alpha)
+        risk = stop.empirical_risk
+        chosen = self.with_threshold(stop.relaxation, stop.boundary_u)
+        return replace(
+            chosen,
+            promise=structs.replace(self.promise, alpha=stop.alpha),
+            evidence=structs.replace(self.evidence, empirical_risk=risk, slack=stop.alpha - risk),
             secret_id=None,
             signature=None,
-        )
-        return replace(chosen, guarantee=worded(chosen))
+        ).worded()
 
-    @property
-    def kinds(self) -> list[Kind]:
-        """What kind of certificate this is, in the words of `NO_PROOF`."""
-        kinds: dict[Kind, bool] = {
-            "net": self.loss == NET,
-            "own loss": self.loss not in (NET, REGRET),
-            "learned": self.score is not None,
-            "cluster": self.cluster is not None,
-            "session": self.unit == "session",
-            "groups": self.by is not None,
-            "merged groups": self.small_groups is not None,
-        }
-        return [kind for kind, holds in kinds.items() if holds]
+    def stops(self, confidences: Sequence[float | None], answers: Sequence[str | None], *, id: str) -> bool:
+        """Tell whether a cascade gives the answer of the model that was asked last.
 
-    @property
-    def promise(self) -> Literal["crc", "high_probability"]:
-        """What kind of guarantee it is: on average over calibrations, or of this one with high probability."""
-        return "crc" if self.confidence is None else "high_probability"
+        Args:
+            confidences: of the models asked so far, in the chain's order; None where one failed.
+            answers: their answers as text.
+            id: the query's id, fixed before any answer.
+        """
+        return self.path.stops(confidences, answers, draw(self.secret(), id))
+
+    def refuse_cascade(self, *, source: str = "certificate") -> None:
+        """Refuse the certificate of a cascade where that of a pair is needed.
+
+        Raises:
+            CertificateError: it is one.
+        """
+        if isinstance(self.rule, forms.Path):
+            raise CertificateError(
+                f"{source}: is the certificate of a cascade, which verify, apply, ask, serve and `certificate show` take"
+            )
 
     def _refuse_single(self, single: bool) -> None:
         """Refuse scores of less precision than the certificate's: equal scores would no longer have equal gaps."""
-        if single and self.score_digits > SINGLE_DIGITS:
+        digits = self.evidence.score_digits
+        if single and digits > SINGLE_DIGITS:
             raise OptionError(
-                f"the scores are single precision, and the certificate was made from double precision ({self.score_digits} "
+                f"the scores are single precision, and the certificate was made from double precision ({digits} "
                 "digits); compute them in float64, or calibrate again on a log in single precision"
             )
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what matters most as name and value pairs, for people."""
-        return certificate_facts(self)
+        return _path_facts(self, self.rule) if isinstance(self.rule, forms.Path) else _pair_facts(self)
 
     def with_looks(self, text: str) -> "Certificate":
         """Return the certificate with what is known of earlier looks at its rows, in words."""
         return replace(self, looked_at=text)
 
     def __repr__(self) -> str:
-        shown = ("status", "relaxation", "alpha", "n", "loss", "guardian_sees", "boundary")
-        return f"Certificate({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+        return (
+            f"Certificate(status={self.status!r}, relaxation={self.relaxation!r}, alpha={self.alpha!r}, n={self.n!r}, "
+            f"loss={self.loss.name!r}, guardian_sees={self.guardian_sees!r}, boundary={self.boundary!r})"
+        )
 
     def _repr_html_(self) -> str:
-        rest = html_rule(self.relaxation, of="confidence" if self.router else "lead") + html_paragraph(self.guarantee)
-        return html_table([("status", self.status), *self.facts(), ("loss", self.loss)]) + rest
+        of = "confidence" if self.evidence.router else "lead"
+        rest = html_rule(self.relaxation, of=of) + html_paragraph(self.guarantee)
+        return html_table([("status", self.status), *self.facts(), ("loss", self.loss.name)]) + rest
 
     @property
     def sizes(self) -> range:
-        """The sizes of menus that the guarantee covers; all, if the certificate does not record them (schema 1)."""
-        if self.fewest_actions is None or self.most_actions is None:
-            return range(maxsize)
-        return range(self.fewest_actions, self.most_actions + 1)
+        """The sizes of menus that the guarantee covers; all, of a cascade."""
+        return (
+            range(maxsize)
+            if isinstance(self.rule, forms.Path)
+            else range(self.evidence.fewest_actions, self.evidence.most_actions + 1)
+        )
 
     def outside(self, size: int) -> str | None:
         """Return why a menu of this size has no guarantee; None if it has one."""
         if size in self.sizes:
             return None
-        covered = f"{self.fewest_actions} to {self.most_actions}"
+        covered = f"{self.evidence.fewest_actions} to {self.evidence.most_actions}"
         return f"the query has {size} action{'' if size == 1 else 's'}; those of the certificate's log have {covered}"
 
     @property
     def summary(self) -> str:
         """The guarantee in two lines; `guarantee` is the whole."""
-        return certificate_summary(self)
+        return summary(self.rule, self.promise, self.loss, self.evidence, self.ancestry)
 
     def with_key_of(self, secret: ProjectSecret) -> "Certificate":
         """Return the certificate with the key behind its draws, if that is derived from the project's secret."""
-        if self.key_sha256 is None or self.key is not None:
+        if self.provenance.key_sha256 is None or self.key is not None:
             return self
-        return replace(self, key=secret.find_boundary_key(self.key_sha256))
+        return replace(self, key=secret.find_boundary_key(self.provenance.key_sha256))
 
     def _with_key(self, key: bytes) -> "Certificate":
         if not isinstance(key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise CertificateError(f"key= takes bytes, not {type(key).__name__}")
-        if self.key_sha256 is None:
+        if self.provenance.key_sha256 is None:
             raise CertificateError('this certificate has no key (boundary="include"); omit key=')
-        if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), self.key_sha256):
+        if not hmac.compare_digest(hashlib.sha256(key).hexdigest(), self.provenance.key_sha256):
             raise CertificateError(
                 "the key is not the one this certificate was made with; use the project's secret of then"
             )
@@ -1344,3 +1306,33 @@ class Certificate:
 def _are_floats(scores: Any) -> bool:
     """Tell whether scores are Python's own floats, as live ones are."""
     return type(scores) in (tuple, list) and all(type(score) is float for score in scores)
+
+
+def read_pair(document: Mapping[str, Any], *, source: str = "certificate") -> Certificate:
+    """Build the certificate of a pair from its JSON document; refuse that of a cascade, as `refuse_cascade` does."""
+    certificate = Certificate.from_dict(dict(document), source=source)
+    certificate.refuse_cascade(source=source)
+    return certificate
+
+
+def issue(
+    rule: Rule,
+    promise: Promise,
+    loss: Loss,
+    evidence: Evidence,
+    *,
+    identities: dict[str, Any] | Literal["unbound"],
+    key: bytes | None,
+    fit: LearnedScore | None = None,
+) -> Certificate:
+    """Put what a calibration gave into a certificate, with its guarantee in words."""
+    provenance = Provenance(
+        identities=identities,
+        version=package_version(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        key_sha256=None if key is None else hashlib.sha256(key).hexdigest(),
+    )
+    certificate = Certificate(
+        rule=rule, promise=promise, loss=loss, evidence=evidence, provenance=provenance, guarantee="", key=key, fit=fit
+    )
+    return certificate.worded()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,7 @@ from conformal_arbitrage.core.learned import (
     fit_ridges,
     learned_rule,
     query_features,
-    spendable_losses,
 )
-from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.types import LearnedUse
 
@@ -423,43 +421,6 @@ def _alike(one: Any, other: Any) -> bool:
     if one.dtype.kind != "f":
         return bool((one == other).all())
     return bool(np.allclose(one, other, rtol=_TOLERANCE, atol=0.0, equal_nan=True))
-
-
-class _Owner(Protocol):
-    """A certificate, as far as its score needs to know."""
-
-    @property
-    def learned(self) -> LearnedTerms | None: ...
-    @property
-    def score(self) -> str | None: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def loss_bound(self) -> float: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def score_digits(self) -> int: ...
-
-
-def read_score(certificate: _Owner, packed: bytes, source: str) -> LearnedScore:
-    """Return the learned score of a certificate from the content of the file beside it.
-
-    Raises:
-        CertificateError: the content is not what the certificate describes.
-    """
-    if certificate.learned is None:
-        raise CertificateError(
-            f"{source}: holds arrays of a learned score, and the certificate has none; leave them out"
-        )
-    alpha, bound = (as_fraction(value, name="alpha") for value in (certificate.alpha, certificate.loss_bound))
-    return LearnedScore(
-        rows=unpack(packed, certificate.learned, source),
-        packed=packed,
-        digits=certificate.score_digits,
-        budget=spendable_losses(alpha, bound, certificate.n),
-        with_margin=certificate.score == "auto",
-    )
 
 
 def sidecar_path(certificate: str | Path) -> Path:

@@ -9,14 +9,8 @@ loss falls. After an alarm only rows that came after it count.
 
 from dataclasses import dataclass, replace
 
-from conformal_arbitrage.calibration.certificate import (
-    Ancestry,
-    CalibratedThreshold,
-    Certificate,
-    Step,
-    document_sha256,
-    worded,
-)
+from conformal_arbitrage.calibration.certificate import Certificate, document_sha256
+from conformal_arbitrage.calibration.forms import Ancestry, CalibratedThreshold, Step
 from conformal_arbitrage.calibration.options import refuse_combination, threshold_rank
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
 from conformal_arbitrage.core.losses import as_fraction
@@ -124,7 +118,7 @@ def renewed(
         root_sha256=before if step == "after red" else chain.root_sha256,
         predecessor_sha256=before,
     )
-    return _worded(replace(calibrated, ancestry=ancestry, secret_id=None, signature=None))
+    return replace(calibrated, ancestry=ancestry, secret_id=None, signature=None).worded()
 
 
 def tightened(
@@ -167,15 +161,8 @@ def tightened(
         predecessor_sha256=before,
         calibrated=known or own,
     )
-    raised_certificate = replace(
-        predecessor,
-        relaxation=raised.relaxation,
-        boundary_u=raised.boundary_u,
-        ancestry=ancestry,
-        secret_id=None,
-        signature=None,
-    )
-    return _worded(raised_certificate)
+    higher = predecessor.with_threshold(raised.relaxation, raised.boundary_u)
+    return replace(higher, ancestry=ancestry, secret_id=None, signature=None).worded()
 
 
 _LAST_DRAW = 1 - 2**-53
@@ -207,7 +194,3 @@ def refuse_tightening(certificate: Certificate) -> None:
             "the certificate in force was installed after looking, so that there is no promise to keep by tightening; wait "
             "for the next scheduled renewal, or calibrate on new rows"
         )
-
-
-def _worded(certificate: Certificate) -> Certificate:
-    return replace(certificate, guarantee=worded(certificate))

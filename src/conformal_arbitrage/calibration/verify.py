@@ -2,23 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from msgspec import Struct
 
 from conformal_arbitrage.calibration.calibrate import certify, certify_parts, engine_of
-from conformal_arbitrage.calibration.certificate import (
+from conformal_arbitrage.calibration.certificate import Certificate, Decisions, group_source_of
+from conformal_arbitrage.calibration.forms import (
     Ancestry,
+    ByGroup,
     CalibratedThreshold,
-    Certificate,
-    Decisions,
-    group_source_of,
-    worded,
+    Cluster,
+    Dial,
+    Learned,
+    Net,
+    Own,
+    Threshold,
 )
 from conformal_arbitrage.calibration.learned import Features
-from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions
+from conformal_arbitrage.calibration.options import NET, CalibrationOptions
 from conformal_arbitrage.core.exact import Integers
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.errors import OptionError
@@ -165,13 +170,8 @@ def _summed(counts: Sequence[DecisionCounts]) -> DecisionCounts:
 # --- verify ---
 
 
-_NOT_RECOMPUTED = frozenset(
-    {"schema", "version", "created", "key", "fit", "columns", "looked_at", "secret_id", "signature"}
-)
 _MOST_REPLAYED = 2000
 """Rows on which the decisions of a learned score are compared: they take time, and equal arrays decide alike."""
-_NOT_IN_SCHEMA_1 = frozenset({"guarantee", "router", "fewest_actions", "most_actions"})
-"""Worded or absent in schema 1, which this release does not write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,13 +216,14 @@ def verify(
     Returns:
         An object with `ok` and `differences`, which is true if the certificate holds.
     """
-    if (loss is None) != (certificate.loss in (REGRET, NET)):
+    certificate.refuse_cascade()
+    if (loss is not None) != isinstance(certificate.loss, Own):
         raise OptionError(
-            f"the loss of this certificate is '{certificate.loss}'; "
+            f"the loss of this certificate is '{certificate.loss.name}'; "
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
     options = options_of(certificate, loss=loss)
-    if certificate.binarized and (log.binary is None or log.binary is False):
+    if certificate.loss.binarized and (log.binary is None or log.binary is False):
         log = log.binarized()
     if isinstance(log, ScoreParts | SparkTable):
         recomputed = certify_parts(log, certificate.alpha, options, engine=engine_of(log, engine), progress=progress)
@@ -230,14 +231,38 @@ def verify(
         recomputed = certify(log, certificate.alpha, options)
     if certificate.ancestry is not None:
         recomputed = _in_place_of(certificate, certificate.ancestry, recomputed)
-    skipped = _NOT_RECOMPUTED | _NOT_IN_SCHEMA_1 if certificate.schema == 1 else _NOT_RECOMPUTED
-    names = [f.name for f in fields(Certificate) if f.name not in skipped]
-    pairs = {name: (getattr(certificate, name), getattr(recomputed, name)) for name in names}
+    pairs = differing(certificate, recomputed)
     if certificate.learned is not None and not isinstance(log, SparkTable):
         pairs |= _learned_pairs(
             certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
         )
     return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+
+def differing(certificate: Certificate, recomputed: Certificate) -> dict[str, tuple[Any, Any]]:
+    """Return the fields that differ, by name, with both values; who made a certificate when is not compared."""
+    pairs: dict[str, tuple[Any, Any]] = {
+        name: (getattr(certificate, name), getattr(recomputed, name)) for name in ("status", "ancestry", "guarantee")
+    }
+    for part in ("rule", "promise", "loss", "evidence"):
+        pairs |= _field_pairs(part, getattr(certificate, part), getattr(recomputed, part))
+    pairs |= {
+        name: (getattr(certificate.provenance, name), getattr(recomputed.provenance, name))
+        for name in ("identities", "key_sha256")
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _field_pairs(part: str, one: Struct, other: Struct) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of a part of two certificates; the kinds alone, if these differ."""
+    if type(one) is not type(other):
+        return {part: (type(one).__name__, type(other).__name__)}
+    names = [name for name in one.__struct_fields__ if name not in _NOT_COMPARED]
+    return {name: (getattr(one, name), getattr(other, name)) for name in names}
+
+
+_NOT_COMPARED = frozenset({"columns", "terms"})
+"""The names of columns decide nothing, and what a score is learned from is compared by itself."""
 
 
 def options_of(certificate: Certificate, *, loss: Loss | None = None) -> CalibrationOptions:
@@ -247,26 +272,29 @@ def options_of(certificate: Certificate, *, loss: Loss | None = None) -> Calibra
         certificate: the certificate, with its key if it has one.
         loss: your own loss, if the certificate names one.
     """
+    rule, promise, declared = certificate.rule, certificate.promise, certificate.loss
+    plain = rule if isinstance(rule, Threshold | ByGroup) else None
+    cluster = promise if isinstance(promise, Cluster) else None
     return CalibrationOptions(
-        guardian_sees=certificate.guardian_sees,
-        boundary=certificate.boundary,
-        loss_bound=certificate.loss_bound,
-        loss=NET if certificate.loss == NET else loss,
-        full_sight_loss=None if loss is None else certificate.full_sight_loss,
-        grid=certificate.grid,
-        missing_guardian=certificate.missing_guardian,
-        cluster=certificate.cluster,
-        max_cluster_size=certificate.max_cluster_size,
+        guardian_sees=rule.guardian_sees,
+        boundary=rule.boundary,
+        loss_bound=declared.bound,
+        loss=NET if isinstance(declared, Net) else loss,
+        full_sight_loss=declared.full_sight_loss if isinstance(declared, Own) and loss is not None else None,
+        grid=None if plain is None else plain.grid,
+        missing_guardian=declared.missing_guardian,
+        cluster=None if cluster is None else cluster.cluster,
+        max_cluster_size=None if cluster is None else cluster.max_cluster_size,
         confidence=certificate.confidence,
-        zero_one=certificate.zero_one or False,
-        dial=certificate.dial is not None,
+        zero_one=declared.zero_one,
+        dial=isinstance(promise, Dial),
         by=certificate.by,
-        small_groups=certificate.small_groups or "defer",
+        small_groups=rule.small_groups if isinstance(rule, ByGroup) else "defer",
         group_source=group_source_of(certificate),
-        margins=certificate.margin_quantiles is not None,
-        score=certificate.score or "margin",
+        margins=certificate.evidence.margin_quantiles is not None,
+        score=rule.score if isinstance(rule, Learned) else "margin",
         features=_features(certificate),
-        key=None if certificate.key_sha256 is None else certificate.secret(),
+        key=None if certificate.provenance.key_sha256 is None else certificate.secret(),
     )
 
 
@@ -275,9 +303,8 @@ def _in_place_of(certificate: Certificate, ancestry: Ancestry, recomputed: Certi
     if ancestry.calibrated is not None:
         own = CalibratedThreshold(relaxation=recomputed.relaxation, boundary_u=recomputed.boundary_u)
         ancestry = replace(ancestry, calibrated=own)
-        recomputed = replace(recomputed, relaxation=certificate.relaxation, boundary_u=certificate.boundary_u)
-    recomputed = replace(recomputed, ancestry=ancestry)
-    return replace(recomputed, guarantee=worded(recomputed))
+        recomputed = recomputed.with_threshold(certificate.relaxation, certificate.boundary_u)
+    return replace(recomputed, ancestry=ancestry).worded()
 
 
 def _features(certificate: Certificate) -> Features | None:

@@ -1,16 +1,69 @@
 """Every sentence of a certificate: what holds, under which assumptions, and what is not promised."""
 
 from collections.abc import Mapping, Sequence
-from inspect import signature
+from datetime import UTC, datetime
 from math import sqrt
 
-from conformal_arbitrage.calibration.learned import LearnedTerms
+from conformal_arbitrage.calibration.forms import (
+    Ancestry,
+    Average,
+    ByGroup,
+    Cluster,
+    Confident,
+    Dial,
+    Evidence,
+    Learned,
+    Loss,
+    Net,
+    Own,
+    Path,
+    Promise,
+    Rule,
+    Session,
+    Step,
+    Threshold,
+)
 from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.learned import spendable_losses
 from conformal_arbitrage.core.losses import as_fraction
 
-# --- The sentences of certificates of special kinds ---
+
+def guarantee(rule: Rule, promise: Promise, loss: Loss, evidence: Evidence, ancestry: Ancestry | None = None) -> str:
+    """Return the guarantee of one certificate as a paragraph, with what its chain adds to it, or takes from it."""
+    if isinstance(rule, Path):
+        text = _path_guarantee(rule, promise, loss, evidence)
+    else:
+        text = _pair_guarantee(rule, promise, loss, evidence)
+    return text if ancestry is None else _in_chain(text, ancestry, rule, promise)
+
+
+def summary(rule: Rule, promise: Promise, loss: Loss, evidence: Evidence, ancestry: Ancestry | None = None) -> str:
+    """Return the guarantee in two lines, for a screen; that there is none, if so."""
+    if ancestry is not None and ancestry.no_guarantee is not None:
+        return f"There is no guarantee: {ancestry.no_guarantee}."
+    if isinstance(rule, Path):
+        return _path_summary(rule, promise, loss, evidence.n)
+    bounded = _bounded(promise, evidence.n)
+    if rule.status == "always_defer":
+        return (
+            f"Every query goes to the Guardian: no relaxation keeps a budget of {as_written(promise.alpha)} on these "
+            f"{evidence.n} rows."
+        )
+    if isinstance(rule, ByGroup):
+        return f"Each group by '{rule.by}' has a threshold of its own; unknown groups are deferred.\n{bounded}"
+    if isinstance(rule, Learned):
+        stands = "answer is given" if evidence.router else "choice stands"
+        says = f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
+        return f"{says}\n{bounded}"
+    threshold, shown = repr(rule.relaxation), "the candidates" if rule.guardian_sees == "candidates" else "every action"
+    if isinstance(promise, Session):
+        says = f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
+    elif evidence.router:
+        says = f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
+    else:
+        says = f"The Primary's choice stands where it leads by more than {threshold}, else the Guardian sees {shown}."
+    return f"{says}\n{bounded}"
 
 
 def as_written(value: float) -> str:
@@ -19,23 +72,154 @@ def as_written(value: float) -> str:
     return short if float(short) == value else repr(value)
 
 
-def sure_promise(
-    alpha: float,
-    n: int,
-    *,
-    confidence: float | None,
-    dial: Sequence[DialStop] | None,
-    by: str | None,
-    groups: Mapping[str, GroupThreshold] | None,
-    fewest: int | None = None,
-) -> str:
-    """Return the sentence of a certificate with a confidence, a dial or groups; those of fewer rows share a threshold."""
-    if groups is not None:
-        sentence = _group_promise(alpha) if confidence is None else _sure_group_promise(alpha, confidence)
-        shared = "" if fewest is None else f" {_shared_promise(alpha, fewest)}"
-        return f"{sentence}{shared} {_group_list(by or '', groups, fewest or 0)}"
+# --- A pair ---
+
+
+def _pair_guarantee(rule: Threshold | ByGroup | Learned, promise: Promise, loss: Loss, evidence: Evidence) -> str:
+    router = evidence.router
+    described = _described(loss, router=router, session=isinstance(promise, Session))
+    absent = _counted_without_guardian(loss.missing_guardian)
+    if rule.status == "always_defer":
+        return " ".join([_always_defer(promise.alpha, loss, router=router), described, absent])
+    parts = [_promised(rule, promise, loss, evidence.n), described]
+    if isinstance(rule, Learned):
+        parts += [_learned_rule(rule, promise.alpha, loss.bound, evidence), *_missing_text(loss)]
+        parts += [_learned_luck(promise.alpha)]
+    else:
+        sight = (_OWN_SIGHT if isinstance(loss, Own) else _SIGHT)[rule.guardian_sees]
+        parts.append(_router_rule(rule, promise, evidence.score_digits) if router else sight)
+        if rule.boundary == "random":
+            parts.append(_RANDOM.format(what="Confidences" if router else "Actions"))
+        parts += _missing_text(loss)
+        if isinstance(rule, Threshold) and not isinstance(promise, Confident | Dial):
+            parts.append(
+                _LUCK.format(alpha=as_written(promise.alpha), spread=f"{_spread(promise, loss, evidence):.2g}")
+            )
+    if isinstance(loss, Net):
+        parts.append(f"With gains not counted, the mean loss on this log is {loss.regret:.4g}.")
+    not_promised = _not_promised(router=router, grouped=isinstance(rule, ByGroup), dial=isinstance(promise, Dial))
+    return " ".join([*parts, absent, not_promised])
+
+
+def _promised(rule: Threshold | ByGroup | Learned, promise: Promise, loss: Loss, n: int) -> str:
+    """Return the sentence of a promise."""
+    if isinstance(rule, ByGroup):
+        return _groups_promise(rule, promise, rows_needed(promise.alpha, loss.bound))
+    match promise:
+        case Average(alpha=alpha):
+            return (
+                _learned_promise(alpha, n)
+                if isinstance(rule, Learned)
+                else _promise(alpha, n, net=isinstance(loss, Net))
+            )
+        case Confident(alpha=alpha, confidence=confidence):
+            return _confident_promise(alpha, n, confidence)
+        case Dial(alpha=alpha, confidence=confidence, stops=stops):
+            return _dial_promise(alpha, n, confidence, stops)
+        case Cluster(alpha=alpha, clusters=clusters, max_cluster_size=largest):
+            return _cluster_promise(alpha, n, clusters, largest)
+        case Session(alpha=alpha):
+            return _session_promise(alpha, n)
+
+
+def _groups_promise(rule: ByGroup, promise: Promise, fewest: int) -> str:
+    """Return the sentence of a certificate by groups; those of fewer rows may share a threshold."""
+    alpha, merged = promise.alpha, rule.small_groups == "merge"
+    confident = isinstance(promise, Confident)
+    sentence = _confident_group_promise(alpha, promise.confidence) if confident else _group_promise(alpha)
+    shared = f" {_shared_promise(alpha, fewest)}" if merged else ""
+    return f"{sentence}{shared} {_group_list(rule.by, rule.groups, fewest if merged else 0)}"
+
+
+def _spread(promise: Promise, loss: Loss, evidence: Evidence) -> float:
+    """Return how far the long-run loss of one certificate typically lies from alpha."""
+    if evidence.spread is not None:
+        return evidence.spread
+    size = promise.max_cluster_size if isinstance(promise, Cluster) else 1
+    return sqrt(promise.alpha * (loss.bound - promise.alpha) * size / evidence.n)
+
+
+def _bounded(promise: Promise, n: int) -> str:
+    alpha, stays = as_written(promise.alpha), "if traffic, models and settings stay as in these"
+    match promise:
+        case Cluster(clusters=clusters):
+            return (
+                f"The expected total loss of the next cluster is at most {alpha} times its expected number of queries, "
+                f"{stays} {clusters} clusters."
+            )
+        case Confident(confidence=confidence) | Dial(confidence=confidence):
+            confident = f"With probability {as_written(confidence)} the long-run loss of this certificate"
+            return f"{confident} is at most {alpha}, {stays} {n} rows."
+        case _:
+            unit = "session" if isinstance(promise, Session) else "decision"
+            return f"The expected loss of the next {unit} is at most {alpha}, {stays} {n} rows."
+
+
+def _described(loss: Loss, *, router: bool, session: bool) -> str:
+    """Return what the loss is, and what is declared about it."""
+    described = _SESSION_LOSS.format(bound=as_written(loss.bound)) if session else _loss(loss, router=router)
+    described += _in_full_sight(loss.full_sight_loss, router=router) if isinstance(loss, Own) else ""
+    return described + (_ZERO_ONE.format(bound=as_written(loss.bound)) if loss.zero_one else "")
+
+
+def _loss(loss: Loss, *, router: bool) -> str:
+    if isinstance(loss, Net):
+        choice = "answer given" if router else "action taken"
+        what = f"the grade of the Guardian's choice minus that of the {choice}, negative where the latter is the better one"
+        return f"The loss is {what}; it is assumed to be at most {as_written(loss.bound)}."
+    if isinstance(loss, Own):
+        what = f"the user's own '{loss.name}', on its monotone envelope"
+    elif router:
+        what = "how much better the Guardian's answer is graded than the one given, and 0 where it is not better"
+    elif loss.binarized:
+        what = "1 if the Guardian's top answer is right and not in sight, else 0"
+    else:
+        what = "the Guardian regret: its best score over all actions minus its best score over those in sight"
+    return f"The loss is {what}; it is assumed to lie in [0, {as_written(loss.bound)}]."
+
+
+def _router_rule(rule: Threshold | ByGroup, promise: Promise, score_digits: int) -> str:
+    relaxation = rule.relaxation if isinstance(rule, Threshold) else None
+    if isinstance(promise, Session):
+        return _SESSION_RULE.format(relaxation=repr(relaxation), digits=score_digits)
+    threshold = "the threshold of its group" if relaxation is None else repr(relaxation)
     return (
-        _sure_promise(alpha, n, confidence or 0.0) if dial is None else _dial_promise(alpha, n, confidence or 0.0, dial)
+        f"There are two answers: the Primary's is given where its confidence is above {threshold}, compared after "
+        f"it is rounded to {score_digits} significant digits; otherwise the Guardian's is given."
+    )
+
+
+def _missing_text(loss: Loss) -> list[str]:
+    """Return the sentence about rows without a Guardian score, if they are counted."""
+    if not loss.missing_guardian:
+        return []
+    which = _UNLABELLED if loss.binarized and not isinstance(loss, Own) else ""
+    return [_MISSING.format(bound=as_written(loss.bound), least=as_written(loss.in_full_sight), which=which)]
+
+
+def _learned_rule(rule: Learned, alpha: float, bound: float, evidence: Evidence) -> str:
+    """Return how a learned score decides, and how it counts losses between 0 and the bound."""
+    terms, n = rule.terms, evidence.n
+    if terms is None:
+        return ""
+    losses = spendable_losses(as_fraction(alpha, name="alpha"), as_fraction(bound, name="loss_bound"), n)
+    stands = "answer is given" if evidence.router else "top action stands"
+    features = ", ".join(_FEATURES[name] for name in terms.features)
+    penalties = ", ".join(as_written(penalty) for penalty in terms.penalties)
+    among = (
+        f"the penalties {penalties}" if rule.score == "learned" else f"the margin itself and the penalties {penalties}"
+    )
+    fixed = "" if terms.menu_size is None else f" A query with other than {terms.menu_size} actions is deferred."
+    return (
+        f"The score is a ridge regression of the loss on {features}, learned from these same rows, none of which is set "
+        "aside: a query is decided as if it had been logged with a loss, every row is scored by the fit to all others, and "
+        f"the Primary's {stands} if the query comes, in the order of this score, before the losses of these rows and its "
+        f"own exceed {losses}; otherwise the Guardian decides with everything in sight. Of {among}, the one that keeps most "
+        f"rows decides.{fixed} This is exact for losses of 0 or {as_written(bound)}; a loss in between counts as one of the "
+        f"two by a keyed draw that keeps its mean, as in {terms.rounded_rows} of these rows. Scores are compared after they "
+        "are rounded to nine decimals, and equal ones are told apart by a keyed hash of the query's id: the key is the same "
+        "for every calibration of this project and is secret, and an id is fixed before its scores are known. A query that "
+        "lacks a feature which every logged row has is not covered."
     )
 
 
@@ -46,7 +230,7 @@ _INDEPENDENT = (
 _FIXED = "were fixed before this log was looked at"
 
 
-def _sure_promise(alpha: float, n: int, confidence: float) -> str:
+def _confident_promise(alpha: float, n: int, confidence: float) -> str:
     return (
         f"If these {n} logged queries {_INDEPENDENT}, and alpha, confidence, options, loss, bound and scores {_FIXED}, then "
         f"with probability at least {as_written(confidence)} over calibration logs of this size, the long-run loss of this "
@@ -73,7 +257,7 @@ def _group_promise(alpha: float) -> str:
     )
 
 
-def _sure_group_promise(alpha: float, confidence: float) -> str:
+def _confident_group_promise(alpha: float, confidence: float) -> str:
     return (
         f"If the logged queries of each group {_INDEPENDENT}, and alpha, confidence, options, loss, bound, scores and "
         f"groups {_FIXED}, then with probability at least {as_written(confidence)} over calibration logs, the long-run loss "
@@ -105,7 +289,7 @@ def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> s
     return " ".join([*parts, rest])
 
 
-def learned_promise(alpha: float, n: int) -> str:
+def _learned_promise(alpha: float, n: int) -> str:
     """Return what a certificate with a learned score promises."""
     return (
         f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no row "
@@ -125,162 +309,10 @@ _FEATURES = {
 }
 
 
-def learned_rule_text(terms: LearnedTerms, alpha: float, bound: float, n: int, score: str | None, router: bool) -> str:
-    """Return how a learned score decides, and how it counts losses between 0 and the bound."""
-    losses = spendable_losses(as_fraction(alpha, name="alpha"), as_fraction(bound, name="loss_bound"), n)
-    stands = "answer is given" if router else "top action stands"
-    features = ", ".join(_FEATURES[name] for name in terms.features)
-    penalties = ", ".join(as_written(penalty) for penalty in terms.penalties)
-    among = f"the penalties {penalties}" if score == "learned" else f"the margin itself and the penalties {penalties}"
-    fixed = "" if terms.menu_size is None else f" A query with other than {terms.menu_size} actions is deferred."
-    return (
-        f"The score is a ridge regression of the loss on {features}, learned from these same rows, none of which is set "
-        "aside: a query is decided as if it had been logged with a loss, every row is scored by the fit to all others, and "
-        f"the Primary's {stands} if the query comes, in the order of this score, before the losses of these rows and its "
-        f"own exceed {losses}; otherwise the Guardian decides with everything in sight. Of {among}, the one that keeps most "
-        f"rows decides.{fixed} This is exact for losses of 0 or {as_written(bound)}; a loss in between counts as one of the "
-        f"two by a keyed draw that keeps its mean, as in {terms.rounded_rows} of these rows. Scores are compared after they "
-        "are rounded to nine decimals, and equal ones are told apart by a keyed hash of the query's id: the key is the same "
-        "for every calibration of this project and is secret, and an id is fixed before its scores are known. A query that "
-        "lacks a feature which every logged row has is not covered."
-    )
-
-
-def learned_luck(alpha: float) -> str:
+def _learned_luck(alpha: float) -> str:
     """Return what is not known about one calibration."""
     above = f"The long-run loss of this one certificate may lie above {as_written(alpha)}"
     return f"{above}, and nothing is proved about how far."
-
-
-# --- The guarantee in words ---
-
-
-def guarantee_text(
-    *,
-    status: str,
-    alpha: float,
-    relaxation: float | None,
-    loss_bound: float,
-    full_sight_loss: float,
-    n: int,
-    loss: str,
-    binarized: bool,
-    router: bool,
-    guardian_sees: str,
-    boundary: str,
-    missing_guardian: str | None,
-    score_digits: int,
-    clusters: int | None = None,
-    max_cluster_size: int | None = None,
-    regret: float | None = None,
-    spread: float | None = None,
-    confidence: float | None = None,
-    zero_one: bool | None = None,
-    dial: Sequence[DialStop] | None = None,
-    by: str | None = None,
-    groups: Mapping[str, GroupThreshold] | None = None,
-    small_groups: str | None = None,
-    unit: str | None = None,
-    score: str | None = None,
-    learned: LearnedTerms | None = None,
-) -> str:
-    """Return the guarantee of one certificate as a paragraph."""
-    own_loss = loss not in ("guardian_regret", "net")
-    described = _loss(loss, loss_bound, binarized=binarized, router=router, unit=unit)
-    described += _in_full_sight(full_sight_loss, router=router) if own_loss else ""
-    described += _ZERO_ONE.format(bound=as_written(loss_bound)) if zero_one else ""
-    if status == "always_defer":
-        deferring = _always_defer(alpha, full_sight_loss, own_loss=own_loss, router=router)
-        return " ".join([deferring, described, _counted_without_guardian(missing_guardian)])
-    if learned is not None:
-        parts = [learned_promise(alpha, n), described, learned_rule_text(learned, alpha, loss_bound, n, score, router)]
-        parts += _missing_text(missing_guardian, loss_bound, full_sight_loss, binarized=binarized)
-        parts += [learned_luck(alpha), _counted_without_guardian(missing_guardian)]
-        return " ".join([*parts, _not_promised(router=router, grouped=False, dial=False)])
-    if unit == "session":
-        promise = _session_promise(alpha, n)
-    elif confidence is not None or groups is not None:
-        few = rows_needed(alpha, loss_bound) if small_groups else None
-        promise = sure_promise(alpha, n, confidence=confidence, dial=dial, by=by, groups=groups, fewest=few)
-    elif clusters is not None:
-        promise = _cluster_promise(alpha, n, clusters, max_cluster_size or 1)
-    else:
-        promise = _promise(alpha, n, loss)
-    sight = (_OWN_SIGHT if own_loss else _SIGHT)[guardian_sees]
-    parts = [promise, described, _router_rule(relaxation, score_digits, unit) if router else sight]
-    parts += [_RANDOM.format(what="Confidences" if router else "Actions")] if boundary == "random" else []
-    parts += _missing_text(missing_guardian, loss_bound, full_sight_loss, binarized=binarized and not own_loss)
-    if confidence is None and groups is None:
-        usual = sqrt(alpha * (loss_bound - alpha) * (max_cluster_size or 1) / n) if spread is None else spread
-        parts.append(_LUCK.format(alpha=as_written(alpha), spread=f"{usual:.2g}"))
-    parts += [] if regret is None else [f"With gains not counted, the mean loss on this log is {regret:.4g}."]
-    not_promised = _not_promised(router=router, grouped=groups is not None, dial=dial is not None)
-    return " ".join([*parts, _counted_without_guardian(missing_guardian), not_promised])
-
-
-TERMS = tuple(signature(guarantee_text).parameters)
-"""The fields of a certificate that its guarantee depends on."""
-
-
-def summary_lines(
-    *,
-    alpha: float,
-    n: int,
-    router: bool,
-    relaxation: float | None,
-    guardian_sees: str,
-    confidence: float | None = None,
-    by: str | None = None,
-    unit: str | None = None,
-    clusters: int | None = None,
-    learned: bool = False,
-) -> str:
-    """Return the guarantee in two lines, for a screen; the certificate holds the whole."""
-    if learned:
-        stands = "answer is given" if router else "choice stands"
-        rule = f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
-        return f"{rule}\n{_bounded(alpha, n, confidence)}"
-    if by is not None:
-        return f"Each group by '{by}' has a threshold of its own; unknown groups are deferred.\n" + _bounded(
-            alpha, n, confidence
-        )
-    if relaxation is None:
-        return (
-            f"Every query goes to the Guardian: no relaxation keeps a budget of {as_written(alpha)} on these {n} rows."
-        )
-    if router:
-        rule = f"The Primary's answer is given where its confidence is above {relaxation!r}, else the Guardian's."
-    else:
-        shown = "the candidates" if guardian_sees == "candidates" else "every action"
-        rule = (
-            f"The Primary's choice stands where it leads by more than {relaxation!r}, else the Guardian sees {shown}."
-        )
-    if unit == "session":
-        rule = (
-            f"The Primary answers a session if its confidence at first is above {relaxation!r}, else the Guardian does."
-        )
-    if clusters is not None:
-        return (
-            f"{rule}\nThe expected total loss of the next cluster is at most {as_written(alpha)} times its expected number "
-            f"of queries, if traffic, models and settings stay as in these {clusters} clusters."
-        )
-    return f"{rule}\n{_bounded(alpha, n, confidence, unit)}"
-
-
-def _bounded(alpha: float, n: int, confidence: float | None, unit: str | None = None) -> str:
-    stays = f"if traffic, models and settings stay as in these {n} rows."
-    if confidence is None:
-        return f"The expected loss of the next {unit or 'decision'} is at most {as_written(alpha)}, {stays}"
-    sure = f"With probability {as_written(confidence)} the long-run loss of this certificate"
-    return f"{sure} is at most {as_written(alpha)}, {stays}"
-
-
-def _missing_text(missing_guardian: str | None, bound: float, least: float, *, binarized: bool) -> list[str]:
-    """Return the sentence about rows without a Guardian score, if they are counted."""
-    if not missing_guardian:
-        return []
-    which = _UNLABELLED if binarized else ""
-    return [_MISSING.format(bound=as_written(bound), least=as_written(least), which=which)]
 
 
 def _not_promised(*, router: bool, grouped: bool, dial: bool) -> str:
@@ -296,11 +328,11 @@ def _counted_without_guardian(missing_guardian: str | None) -> str:
     return _WITHOUT_GUARDIAN.format(counted=counted)
 
 
-def _promise(alpha: float, n: int, loss: str) -> str:
+def _promise(alpha: float, n: int, *, net: bool) -> str:
     bounded = (
         "expected grade of the next decision, averaged over calibration logs of this size as well as over queries, is at "
         f"most {as_written(alpha)} below that of the Guardian's choice, gains counted."
-        if loss == "net"
+        if net
         else "expected loss of the next decision, averaged over calibration logs of this size as well as over queries, is "
         f"at most {as_written(alpha)}."
     )
@@ -343,8 +375,8 @@ def _at_most(loss: float) -> str:
     return f"at most {as_written(loss)}" if loss else "0"
 
 
-def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, router: bool) -> str:
-    why = "so it was declared" if own_loss else "it is 0 by definition, whatever the queries"
+def _always_defer(alpha: float, loss: Loss, *, router: bool) -> str:
+    why = "so it was declared" if isinstance(loss, Own) else "it is 0 by definition, whatever the queries"
     where = (
         "is answered by the Guardian"
         if router
@@ -352,35 +384,7 @@ def _always_defer(alpha: float, full_sight_loss: float, *, own_loss: bool, route
     )
     return (
         f"No relaxation keeps the budget {as_written(alpha)} on this log, so every query {where}. The loss is then "
-        f"{_at_most(full_sight_loss)}: {why}."
-    )
-
-
-def _loss(loss: str, bound: float, *, binarized: bool, router: bool, unit: str | None) -> str:
-    if unit == "session":
-        return _SESSION_LOSS.format(bound=as_written(bound))
-    if loss == "net":
-        choice = "answer given" if router else "action taken"
-        what = f"the grade of the Guardian's choice minus that of the {choice}, negative where the latter is the better one"
-        return f"The loss is {what}; it is assumed to be at most {as_written(bound)}."
-    if loss != "guardian_regret":
-        what = f"the user's own '{loss}', on its monotone envelope"
-    elif router:
-        what = "how much better the Guardian's answer is graded than the one given, and 0 where it is not better"
-    elif binarized:
-        what = "1 if the Guardian's top answer is right and not in sight, else 0"
-    else:
-        what = "the Guardian regret: its best score over all actions minus its best score over those in sight"
-    return f"The loss is {what}; it is assumed to lie in [0, {as_written(bound)}]."
-
-
-def _router_rule(relaxation: float | None, score_digits: int, unit: str | None) -> str:
-    if unit == "session":
-        return _SESSION_RULE.format(relaxation=repr(relaxation), digits=score_digits)
-    threshold = "the threshold of its group" if relaxation is None else repr(relaxation)
-    return (
-        f"There are two answers: the Primary's is given where its confidence is above {threshold}, compared after "
-        f"it is rounded to {score_digits} significant digits; otherwise the Guardian's is given."
+        f"{_at_most(loss.in_full_sight)}: {why}."
     )
 
 
@@ -435,7 +439,7 @@ _NOT_PROMISED = (
 )
 
 
-# --- The guarantee of a cascade in words; a certificate whose text is not the one its fields imply is refused ---
+# --- A cascade ---
 
 
 def chain_text(models: Sequence[str]) -> str:
@@ -443,53 +447,41 @@ def chain_text(models: Sequence[str]) -> str:
     return " > ".join(models)
 
 
-def path_guarantee_text(
-    *,
-    status: str,
-    models: Sequence[str],
-    guardian: str,
-    alpha: float,
-    n: int,
-    tuning_rows: int,
-    loss: str,
-    rounded: bool,
-    missing_guardian: str | None,
-    spread: float,
-    regret: float | None,
-) -> str:
-    """Return the guarantee of one cascade as a paragraph."""
-    if status == "always_defer":
+def _path_guarantee(rule: Path, promise: Promise, loss: Loss, evidence: Evidence) -> str:
+    alpha, n, guardian, net = as_written(promise.alpha), evidence.n, rule.guardian, isinstance(loss, Net)
+    if rule.status == "always_defer":
         return (
-            f"These {n} rows are too few for any stop on the path at alpha {as_written(alpha)}, so every query is answered "
-            f"by the Guardian, {guardian}. The loss is then 0: it is 0 by definition, whatever the queries. {_LOSSES[loss]}"
+            f"These {n} rows are too few for any stop on the path at alpha {alpha}, so every query is answered "
+            f"by the Guardian, {guardian}. The loss is then 0: it is 0 by definition, whatever the queries. {_LOSSES[net]}"
         )
-    bounded = _NET.format(alpha=as_written(alpha)) if loss == "net" else _REGRET.format(alpha=as_written(alpha))
     parts = [
         f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no row "
         "dropped because of its outcome), and alpha, loss, tuning share and seed were fixed before this log was looked at, "
-        f"then the {bounded}",
-        _LOSSES[loss],
-        f"Models are asked in the order {chain_text((*models, guardian))}, and the first answer that enters the path before "
-        f"its stop is given; if none does, that of {guardian}, the Guardian, is. Models, order and path were chosen on "
-        f"{tuning_rows} other rows, and the stop on these alone; it is one promise for the whole cascade, not one for each "
-        "model.",
+        f"then the {(_NET if net else _REGRET).format(alpha=alpha)}",
+        _LOSSES[net],
+        f"Models are asked in the order {chain_text((*rule.chain.models, guardian))}, and the first answer that enters the "
+        f"path before its stop is given; if none does, that of {guardian}, the Guardian, is. Models, order and path were "
+        f"chosen on {rule.tuning.rows} other rows, and the stop on these alone; it is one promise for the whole cascade, "
+        "not one for each model.",
         _DRAWS,
     ]
-    parts += [_ROUNDED] if rounded else []
-    parts += [_PATH_MISSING] if missing_guardian else []
-    parts.append(_LUCK.format(alpha=as_written(alpha), spread=f"{spread:.2g}"))
-    parts += [f"With gains not counted, the mean loss on these rows is {regret:.4g}."] if regret is not None else []
+    parts += [_ROUNDED] if rule.rounded else []
+    parts += [_PATH_MISSING] if loss.missing_guardian else []
+    parts.append(_LUCK.format(alpha=alpha, spread=f"{evidence.spread:.2g}"))
+    parts += (
+        [f"With gains not counted, the mean loss on these rows is {loss.regret:.4g}."] if isinstance(loss, Net) else []
+    )
     return " ".join([*parts, _PATH_NOT_PROMISED])
 
 
-def path_summary(models: Sequence[str], guardian: str, alpha: float, n: int, loss: str, *, status: str) -> str:
-    """Return the guarantee in two lines, for a screen."""
-    if status == "always_defer":
-        return f"Every query goes to {guardian}: {n} rows are too few for alpha {as_written(alpha)}."
-    net = " (gains counted)" if loss == "net" else ""
+def _path_summary(rule: Path, promise: Promise, loss: Loss, n: int) -> str:
+    alpha = as_written(promise.alpha)
+    if rule.status == "always_defer":
+        return f"Every query goes to {rule.guardian}: {n} rows are too few for alpha {alpha}."
+    net = " (gains counted)" if isinstance(loss, Net) else ""
     return (
-        f"{chain_text((*models, guardian))}: the first answer before the path's stop is given, else the Guardian's.\n"
-        f"The expected loss of the next decision{net} is at most {as_written(alpha)}, if traffic, models and settings stay "
+        f"{chain_text((*rule.chain.models, rule.guardian))}: the first answer before the path's stop is given, else the "
+        f"Guardian's.\nThe expected loss of the next decision{net} is at most {alpha}, if traffic, models and settings stay "
         f"as in these {n} rows."
     )
 
@@ -503,11 +495,11 @@ _NET = (
     "{alpha} below that of the Guardian's answer, gains counted."
 )
 _LOSSES = {
-    "guardian_regret": (
+    False: (
         "The loss is how much better the Guardian's answer is graded than the one given, and 0 where it is not better; "
         "grades lie in [0, 1]."
     ),
-    "net": (
+    True: (
         "The loss is the grade of the Guardian's answer minus that of the one given, negative where the latter is the "
         "better one; grades lie in [0, 1]."
     ),
@@ -524,4 +516,74 @@ _PATH_NOT_PROMISED = (
     "A query whose Guardian cannot be had gets no answer, or a configured one that carries no guarantee, never that of a "
     "model that the path passed over. Nothing is promised for a subgroup, for changed or adversarial traffic, or for an "
     "alpha chosen after looking; whoever writes the context can raise a model's confidence."
+)
+
+
+# --- The chain of certificates that one belongs to ---
+
+
+def chain_facts(ancestry: Ancestry) -> list[tuple[str, str]]:
+    """Return where a certificate stands in its chain, for people."""
+    steps: dict[Step, str] = {
+        "scheduled": f"scheduled renewal {ancestry.renewal}",
+        "tightened": "the relaxation was raised",
+        "after red": "the first since an alarm",
+        "after looking": "installed after looking: no guarantee",
+    }
+    union = f", {ancestry.collected} of its rows collected" if ancestry.collected else ""
+    ahead = f"the next renewal takes {ancestry.first * 2**ancestry.renewal} rows since {_date(ancestry.since)}"
+    before = f"after {ancestry.predecessor_sha256[:12]}, from {ancestry.root_sha256[:12]}"
+    return [("chain", f"{steps[ancestry.step]}{union}; {before}"), ("schedule", ahead)]
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _in_chain(text: str, ancestry: Ancestry, rule: Rule, promise: Promise) -> str:
+    """Return the guarantee of one certificate together with what its chain adds to it, or takes from it."""
+    alpha, relaxation = promise.alpha, rule.relaxation if isinstance(rule, Threshold) else None
+    if ancestry.step == "after looking":
+        return _NONE.format(alpha=as_written(alpha))
+    parts, since = [text], _date(ancestry.since)
+    if ancestry.step == "tightened" and ancestry.calibrated is not None:
+        parts.append(_TIGHTENED.format(before=ancestry.calibrated.relaxation, after=relaxation))
+    if ancestry.renewal:
+        began = "began after an alarm: only rows since then count" if ancestry.step == "after red" else "has a schedule"
+        union = _UNION.format(rows=ancestry.collected) if ancestry.collected else ""
+        schedule = _SCHEDULE.format(began=began, first=ancestry.first, since=since, union=union, k=ancestry.renewal)
+        parts.append(f"{schedule} {_chain_promise(rule, promise)}")
+    return " ".join(parts)
+
+
+def _chain_promise(rule: Rule, promise: Promise) -> str:
+    alpha, whose = as_written(promise.alpha), "decision of a group" if isinstance(rule, ByGroup) else "decision"
+    if isinstance(promise, Confident | Dial):
+        return _CONFIDENT_CHAIN.format(alpha=alpha, confidence=as_written(promise.confidence), whose=whose)
+    return _CHAIN.format(alpha=alpha, whose=whose)
+
+
+_NONE = (
+    "There is no guarantee: this certificate was calibrated and installed after looking, outside the schedule of its "
+    "chain. Who installs a certificate whenever it is cheaper keeps the lucky ones: over 20 such looks, their loss was "
+    "1.1 to 1.4 times alpha (here {alpha}) in simulation. The next scheduled renewal has a guarantee again."
+)
+_TIGHTENED = (
+    "The relaxation was raised afterwards, from {before!r} on its log to {after!r}. The loss of a decision falls as the "
+    "relaxation grows, so that what is promised for the smaller one holds for the larger one, whenever and for whatever "
+    "reason it was raised."
+)
+_UNION = ", the first renewal together with the {rows} rows of the log that the chain began with"
+_SCHEDULE = (
+    "This certificate belongs to a chain that {began}. Renewal k is calibrated on the first {first} x 2^(k - 1) rows of "
+    "queries since {since}{union}, when the last of them is due, and is installed whatever comes out; this is renewal {k}."
+)
+_CHAIN = (
+    "If nobody's looking changed that schedule, then for every {whose}, fixed in advance, the expected loss over "
+    "calibrations and queries is at most {alpha}, whichever certificate of the chain is in force."
+)
+_CONFIDENT_CHAIN = (
+    "If nobody's looking changed that schedule, then for every {whose}, fixed in advance, the certificate of the chain that "
+    "is in force has a long-run loss of at most {alpha} with probability at least {confidence} over calibrations; that is "
+    "of each certificate by itself, not of all of them together."
 )

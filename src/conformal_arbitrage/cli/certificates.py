@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from conformal_arbitrage.calibration.calibrate import calibrate
-from conformal_arbitrage.calibration.cascade import PathCertificate, calibrate_cascade, verify_cascade
+from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade, verify_cascade
 from conformal_arbitrage.calibration.certificate import ON_THIS_LOG, Certificate, Decisions
+from conformal_arbitrage.calibration.forms import Cluster
 from conformal_arbitrage.calibration.learned import sidecar_path
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, sure_rows_needed
 from conformal_arbitrage.calibration.secret import ProjectSecret
@@ -132,7 +133,7 @@ def calibrate_command(
     _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
 
 
-def _calibrate_cascade(alpha: str, loss: Any, secret: ProjectSecret | None) -> tuple[CascadeLog, PathCertificate]:
+def _calibrate_cascade(alpha: str, loss: Any, secret: ProjectSecret | None) -> tuple[CascadeLog, Certificate]:
     """Calibrate a cascade as the command line says."""
     given = click.get_current_context().params
     scores = options.read_cascade(given["log"], given["guardian_column"], given["models"])
@@ -149,14 +150,14 @@ def _calibrate_cascade(alpha: str, loss: Any, secret: ProjectSecret | None) -> t
     return scores, certificate
 
 
-def _finish(certificate: options.Certified, scores: options.AnyLog, secret: ProjectSecret | None) -> options.Certified:
+def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSecret | None) -> Certificate:
     """Say in a certificate that its rows were looked at before, sign it and save it, as far as there is reason to.
 
     What comes out is shown, so it is noted as a look: another alpha for the same rows would be chosen by it.
     """
     given = click.get_current_context().params
     log, config, output = given["log"], given["config"], given["output"]
-    terms = calibration_terms(certificate) if isinstance(certificate, Certificate) else None
+    terms = None if certificate.is_cascade else calibration_terms(certificate)
     looks = options.describe_looks(scores, log, config, fixed_before=given["fixed_before"], terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate if secret is None else certificate.sign(secret)
@@ -217,7 +218,7 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
 
 
 def _show_certificate(
-    certificate: options.AnyCertificate, use: dict[str, Any] | None, alpha: str, output: str | None, *, as_json: bool
+    certificate: Certificate, use: dict[str, Any] | None, alpha: str, output: str | None, *, as_json: bool
 ) -> None:
     if certificate.status == "always_defer":
         warn(
@@ -232,25 +233,26 @@ def _show_certificate(
     if output is None:
         click.echo(wrapped(certificate.guarantee))
         return
-    learned = isinstance(certificate, Certificate) and certificate.fit is not None
+    learned = certificate.fit is not None
     beside = f" (its arrays: {sidecar_path(output)})" if learned else ""
     click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")
     if not certificate.signed:
         click.echo(_UNSIGNED)
 
 
-def _facts_of(certificate: options.AnyCertificate) -> list[tuple[str, str]]:
-    if isinstance(certificate, PathCertificate):
+def _facts_of(certificate: Certificate) -> list[tuple[str, str]]:
+    if certificate.is_cascade:
         return certificate.facts()
     return [*certificate.facts(), ("many decisions", luck_words(certificate))]
 
 
-def _rows_needed(certificate: options.AnyCertificate) -> str:
+def _rows_needed(certificate: Certificate) -> str:
     alpha = certificate.alpha
-    if isinstance(certificate, PathCertificate):
+    if certificate.is_cascade:
         return f"{rows_needed(alpha, 1)} rows are needed besides those that the chain is tuned on"
     if certificate.confidence is None:
-        rows = rows_needed(alpha, certificate.loss_bound) * (certificate.max_cluster_size or 1)
+        size = certificate.promise.max_cluster_size if isinstance(certificate.promise, Cluster) else 1
+        rows = rows_needed(alpha, certificate.loss_bound) * size
     else:
         dial = certificate.dial is not None
         rows = sure_rows_needed(alpha, certificate.loss_bound, confidence=certificate.confidence, dial=dial)
@@ -309,11 +311,11 @@ def verify_command(
     arbitrage verify certificate.json log.parquet
     """
     loaded = options.load_certificate(certificate)
-    if isinstance(loaded, PathCertificate):
+    if loaded.is_cascade:
         recompute = partial(_verify_cascade, loaded, log)
     else:
         columns = options.columns_of(loaded, primary_column, guardian_column)
-        scores = options.open_log(log, *columns, outcomes, engine, digest=loaded.log_sha256)
+        scores = options.open_log(log, *columns, outcomes, engine, digest=loaded.evidence.log_sha256)
         recompute = partial(verify, loaded, scores, engine=options.place_of(scores, engine, jobs), progress=tell_pass)
     try:
         verification = recompute()
@@ -325,8 +327,10 @@ def verify_command(
         raise SystemExit(1)
 
 
-def _verify_cascade(certificate: PathCertificate, log: str) -> Verification:
-    return verify_cascade(certificate, CascadeLog.read(log, guardian=certificate.guardian, models=certificate.models))
+def _verify_cascade(certificate: Certificate, log: str) -> Verification:
+    return verify_cascade(
+        certificate, CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.models)
+    )
 
 
 def _show_verification(verification: Verification, certificate: str, log: str, *, as_json: bool) -> None:
@@ -374,7 +378,7 @@ def apply_command(
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
     loaded = options.load_certificate(certificate)
-    if isinstance(loaded, PathCertificate):
+    if loaded.is_cascade:
         return _apply_cascade(loaded, log, output, as_json=as_json)
     columns = options.columns_of(loaded, primary_column, guardian_column)
     into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
@@ -401,11 +405,11 @@ def apply_command(
         click.echo(f"Written: {output}")
 
 
-def _apply_cascade(certificate: PathCertificate, log: str, output: str | None, *, as_json: bool) -> None:
+def _apply_cascade(certificate: Certificate, log: str, output: str | None, *, as_json: bool) -> None:
     """Decide every row of a log with a cascade, and show who answers how often."""
-    scores = CascadeLog.read(log, guardian=certificate.guardian, models=certificate.chain.models)
-    decisions = certificate.apply(scores)
-    names = [*certificate.chain.models, certificate.guardian]
+    scores = CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.chain.models)
+    decisions = apply_cascade(certificate, scores)
+    names = [*certificate.path.chain.models, certificate.path.guardian]
     answered: list[str] = [names[place] for place in decisions.answered_by.tolist()]
     if output is not None:
         rows = zip(scores.id.tolist(), answered, decisions.cost.tolist(), strict=True)
@@ -495,8 +499,7 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
     """
     loaded = options.load_certificate(certificate)
     if as_json:
-        cascade = isinstance(loaded, PathCertificate)
-        print_json(loaded.to_dict() if cascade else loaded.to_dict(with_arrays=with_arrays))
+        print_json(loaded.to_dict(with_arrays=with_arrays))
         return
     print_facts(_facts_of(loaded))
     click.echo(f"\n{wrapped(loaded.summary)}\n\n{wrapped(loaded.guarantee)}")

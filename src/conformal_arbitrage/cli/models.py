@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from conformal_arbitrage.calibration.cascade import PathCertificate
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.secret import FILE, ProjectSecret
 from conformal_arbitrage.cli import options
@@ -367,24 +366,20 @@ def ask_command(
     decision = asyncio.run(decide())
     if as_json:
         print_json(decision_json(decision))
-    elif isinstance(loaded, PathCertificate):
+    elif loaded.is_cascade:
         _show_path_decision(decision, loaded)
     else:
         _show_decision(decision, loaded.alpha)
 
 
-def _menu_rule(
-    models: Models, certificate: options.AnyCertificate, allow: tuple[str, ...]
-) -> ConformalArbitrage | CascadeChooser:
-    if isinstance(certificate, PathCertificate):
+def _menu_rule(models: Models, certificate: Certificate, allow: tuple[str, ...]) -> ConformalArbitrage | CascadeChooser:
+    if certificate.is_cascade:
         return models.cascade_chooser(certificate, allow)
     return models.policy(certificate, allow)
 
 
-def _text_rule(
-    models: Models, certificate: options.AnyCertificate, allow: tuple[str, ...]
-) -> ConformalRouter | CascadeRouter:
-    if isinstance(certificate, PathCertificate):
+def _text_rule(models: Models, certificate: Certificate, allow: tuple[str, ...]) -> ConformalRouter | CascadeRouter:
+    if certificate.is_cascade:
         return models.cascade_router(certificate, allow)
     return models.router(certificate, allow)
 
@@ -406,15 +401,15 @@ def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:
         raise click.UsageError(f"--setting {error}") from error
 
 
-def _form_of(certificate: options.AnyCertificate, actions: tuple[str, ...]) -> Form:
+def _form_of(certificate: Certificate, actions: tuple[str, ...]) -> Form:
     """Return the form of a certificate: by the models that made it or, if it names none, by the form of its log.
 
     A cascade decides in both forms.
     """
-    if isinstance(certificate, PathCertificate):
+    if certificate.is_cascade:
         return "menu" if actions else "text"
     if certificate.identities == "unbound":
-        return "text" if certificate.router else "menu"
+        return "text" if certificate.evidence.router else "menu"
     answers = certificate.identities["primary"].get("kind") == "answer"
     return "text" if answers or "grader" in certificate.identities else "menu"
 
@@ -493,8 +488,8 @@ def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> No
     )
 
 
-def _show_path_decision(decision: Decision, certificate: PathCertificate) -> None:
-    asked = [*certificate.chain.models, certificate.guardian][: len(decision.legs)]
+def _show_path_decision(decision: Decision, certificate: Certificate) -> None:
+    asked = [*certificate.path.chain.models, certificate.path.guardian][: len(decision.legs)]
     print_facts(
         [
             ("answer", _answer(decision)),

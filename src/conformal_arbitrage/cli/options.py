@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from conformal_arbitrage.calibration.calibrate import RowCounts, count_rows, digest_parts
-from conformal_arbitrage.calibration.cascade import PathCertificate, is_path_document
-from conformal_arbitrage.calibration.certificate import Certificate, read_document
+from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.learned import Features
 from conformal_arbitrage.calibration.options import refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
@@ -38,8 +37,6 @@ from conformal_arbitrage.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
-Certified = TypeVar("Certified", Certificate, PathCertificate)
-AnyCertificate = Certificate | PathCertificate
 PairLog = ScoreLog | ScoreParts | SparkTable
 AnyLog = PairLog | CascadeLog
 
@@ -513,12 +510,12 @@ def read_cascade(path: str, guardian: str | None, models: str | None) -> Cascade
 
 def made_from(certificate: Certificate, log: str, primary: str | None, guardian: str | None) -> bool:
     """Return whether a certificate was made from the files of a log in parts, of which a command sees a sample only."""
-    if not (in_parts(log) and certificate.log_sha256.startswith(ROWS)):
+    if not (in_parts(log) and certificate.evidence.log_sha256.startswith(ROWS)):
         return False
-    names = certificate.columns
+    names = certificate.evidence.columns
     parts = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
-    parts = parts.binarized() if certificate.binarized else parts
-    return digest_parts(parts, as_engine(None)) == certificate.log_sha256
+    parts = parts.binarized() if certificate.loss.binarized else parts
+    return digest_parts(parts, as_engine(None)) == certificate.evidence.log_sha256
 
 
 def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> RowCounts:
@@ -569,19 +566,19 @@ def describe_looks(
 # --- Certificates ---
 
 
-def load_certificate(path: str, *folders: Path) -> AnyCertificate:
+def load_certificate(path: str, *folders: Path) -> Certificate:
     """Load a certificate of a pair or of a cascade, with its key."""
-    if is_path_document(read_document(Path(path))):
-        return _checked(PathCertificate.load(path), path, folders)
-    return load_pair_certificate(path, *folders)
+    return _checked(Certificate.load(path), path, folders)
 
 
 def load_pair_certificate(path: str, *folders: Path) -> Certificate:
     """Load a certificate of a pair, with its key."""
-    return _checked(Certificate.load(path), path, folders)
+    certificate = load_certificate(path, *folders)
+    certificate.refuse_cascade(source=path)
+    return certificate
 
 
-def _checked(certificate: Certified, path: str, folders: Sequence[Path]) -> Certified:
+def _checked(certificate: Certificate, path: str, folders: Sequence[Path]) -> Certificate:
     """Return a certificate with its key if the project's secret is at hand, and verify its signature.
 
     A certificate without a signature gives a warning: anybody may have edited it.
@@ -604,7 +601,7 @@ def _checked(certificate: Certified, path: str, folders: Sequence[Path]) -> Cert
 
 def columns_of(certificate: Certificate, primary: str | None, guardian: str | None) -> tuple[str, str]:
     """Return the columns named by options, otherwise those the certificate was made with."""
-    return primary or certificate.columns["primary"], guardian or certificate.columns["guardian"]
+    return primary or certificate.evidence.columns["primary"], guardian or certificate.evidence.columns["guardian"]
 
 
 # --- Configurations, and the secret and the store beside them ---

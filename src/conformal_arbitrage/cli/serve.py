@@ -12,7 +12,6 @@ from msgspec import structs
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import wrapped
-from conformal_arbitrage.gateway.policies import certificate_file
 from conformal_arbitrage.gateway.server import run
 from conformal_arbitrage.live.config import ROLES, Config, read_config
 from conformal_arbitrage.live.people import review_terms
@@ -112,10 +111,4 @@ def _recorded_question(config: Config, policy: str) -> tuple[str, int] | None:
 def _menu_size(config: Config, policy: str) -> int:
     """Return the size of a menu that the policy's certificate covers."""
     name = config.policies[policy].certificate
-    fewest = None if name is None else _fewest_actions(Path(config.folder) / name)
-    return max(2, fewest or 2)
-
-
-def _fewest_actions(path: Path) -> int | None:
-    certificate = certificate_file(path)
-    return certificate.fewest_actions if isinstance(certificate, Certificate) else None
+    return 2 if name is None else max(2, Certificate.load(Path(config.folder) / name).evidence.fewest_actions)

@@ -133,12 +133,12 @@ def rows_log(
     rows = rows if groups is None else [row for row in rows if row.group in groups]
     if not rows:
         raise StoreError(f"{source}: none of the rows is of a group that a certificate has; calibrate by hand")
-    log, grader = _stored_router_log(rows, certificate) if certificate.router else (_stored_menu_log(rows), {})
+    log, grader = _stored_router_log(rows, certificate) if certificate.evidence.router else (_stored_menu_log(rows), {})
     if identities is not None:
         identities = {**identities, **grader, **_settings_of(certificate)}
     log = _with_groups(log, rows, certificate)
-    log = replace(log, identities=identities, source=source, score_digits=certificate.score_digits)
-    return log.binarized() if certificate.binarized else log
+    log = replace(log, identities=identities, source=source, score_digits=certificate.evidence.score_digits)
+    return log.binarized() if certificate.loss.binarized else log
 
 
 def uncertified_log(rows: Sequence[CalibrationRow]) -> ScoreLog:
@@ -229,7 +229,7 @@ def log_rows(log: ScoreLog, certificate: Certificate) -> list[CalibrationRow]:
     for k, id in enumerate(ids):
         part = slice(ends[k], ends[k + 1])
         right = None if correct is None else correct[part]
-        make = _router_row if certificate.router else _menu_row
+        make = _router_row if certificate.evidence.router else _menu_row
         row = make(id, primary[part], guardian[part], right, certificate)
         rows.append(row if groups is None else msgspec.structs.replace(row, group=groups[k]))
     return rows
@@ -238,7 +238,7 @@ def log_rows(log: ScoreLog, certificate: Certificate) -> list[CalibrationRow]:
 def _menu_row(
     id: str, primary: list[float], guardian: list[float], correct: list[float] | None, certificate: Certificate
 ) -> CalibrationRow:
-    label = correct.index(1.0) if certificate.binarized and correct is not None and 1.0 in correct else None
+    label = correct.index(1.0) if certificate.loss.binarized and correct is not None and 1.0 in correct else None
     return CalibrationRow(id=id, size=len(primary), primary=_numbers(primary), guardian=_numbers(guardian), label=label)
 
 
@@ -246,7 +246,7 @@ def _router_row(
     id: str, primary: list[float], guardian: list[float], correct: list[float] | None, certificate: Certificate
 ) -> CalibrationRow:
     """Return a row with grades that give the same regret; with gains counted, those that were given."""
-    best, own = correct if certificate.loss == NET and correct is not None else (1.0, guardian[1])
+    best, own = correct if certificate.loss.name == NET and correct is not None else (1.0, guardian[1])
     known = not isnan(own) and not isnan(best) and not isnan(guardian[0])
     grader = certificate.identities.get("grader") if isinstance(certificate.identities, dict) else None
     grades = Grades(primary=own, guardian=best) if known else None

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from conformal_arbitrage.calibration.calibrate import calibrate
-from conformal_arbitrage.calibration.certificate import Certificate, Step, document_sha256
+from conformal_arbitrage.calibration.certificate import Certificate, document_sha256, is_cascade
+from conformal_arbitrage.calibration.forms import Step
 from conformal_arbitrage.calibration.options import CalibrationOptions, refuse_combination
 from conformal_arbitrage.calibration.renewal import (
     RenewalChain,
@@ -189,8 +190,8 @@ class RenewablePolicy:
 
     def wait(self, certificate: Certificate) -> float:
         """Return the seconds after which an outcome that is not known counts as missing."""
-        form: Literal["menu", "text"] = "text" if certificate.router else "menu"
-        kind = AuditedDecision(decided_by="primary", form=form, binarized=certificate.binarized)
+        form: Literal["menu", "text"] = "text" if certificate.evidence.router else "menu"
+        kind = AuditedDecision(decided_by="primary", form=form, binarized=certificate.loss.binarized)
         return due_days(kind, human_guardian=self.human_guardian) * DAY
 
 
@@ -308,7 +309,7 @@ def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) 
         StoreError: the newest version was made with other models, and an earlier one with these.
         OptionError: it is of a cascade.
     """
-    if history[0].certificate.get("kind") == "path":
+    if is_cascade(history[0].certificate):
         refuse_combination("renewal", "path")
     own = [version for version in history if _made_with(version, policy.identities)]
     if own and own[0] is not history[0]:
@@ -319,7 +320,7 @@ def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) 
 
 
 def _made_with(version: PolicyVersion, identities: Mapping[str, Any]) -> bool:
-    then = as_object(version.certificate.get("identities"))
+    then = as_object(as_object(version.certificate.get("provenance")).get("identities"))
     models = {name: one for name, one in identities.items() if name != "group" or name in then}
     return bool(models) and all(then.get(role) == identity for role, identity in models.items())
 
@@ -362,7 +363,7 @@ class _Rows:
 def _first_log(history: Sequence[PolicyVersion], chain: RenewalChain) -> str:
     """Return the digest of the log that a chain began with."""
     roots = [version for version in history if document_sha256(version.certificate) == chain.root_sha256]
-    return str(roots[-1].certificate["log_sha256"])
+    return str(as_object(roots[-1].certificate["evidence"])["log_sha256"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,7 +419,7 @@ def _group_names(history: Sequence[PolicyVersion]) -> set[str]:
 
 
 def _groups_of(version: PolicyVersion) -> Collection[str]:
-    return as_object(version.certificate.get("groups")).keys()
+    return as_object(as_object(version.certificate.get("rule")).get("groups")).keys()
 
 
 def _fitted(
@@ -488,10 +489,10 @@ async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str |
         certificate = Certificate.from_dict(dict(version.certificate), source=f"policy {policy.name}")
         if certificate.ancestry is not None:
             continue
-        columns = certificate.columns
+        columns = certificate.evidence.columns
         log = ScoreLog.read(path, primary=columns["primary"], guardian=columns["guardian"])
-        log = log.binarized() if certificate.binarized else log
-        if log.sha256() == certificate.log_sha256:
+        log = log.binarized() if certificate.loss.binarized else log
+        if log.sha256() == certificate.evidence.log_sha256:
             return await _import(store, policy, version, log, certificate)
     raise ConfigError(
         f"[policies.{policy.name}] log = {str(path)!r} is not the log that a certificate of this policy was made from; "
@@ -502,7 +503,7 @@ async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str |
 async def _import(
     store: Store, policy: RenewablePolicy, version: PolicyVersion, log: ScoreLog, certificate: Certificate
 ) -> str | None:
-    if await store.run(events.count_imported, policy.name, certificate.log_sha256):
+    if await store.run(events.count_imported, policy.name, certificate.evidence.log_sha256):
         return None
     arrived = await _Rows(store, policy).count(version.installed)
     if arrived:
@@ -510,5 +511,5 @@ async def _import(
             f"the log was not imported: {arrived} rows have arrived since version {version.version} was installed, and what "
             "the first renewal takes has to be settled before; it takes live rows only"
         )
-    await store.run(events.import_rows, policy.name, certificate.log_sha256, log_rows(log, certificate))
+    await store.run(events.import_rows, policy.name, certificate.evidence.log_sha256, log_rows(log, certificate))
     return None

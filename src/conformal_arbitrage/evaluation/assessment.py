@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions
+from conformal_arbitrage.calibration.forms import Cluster, Session
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
@@ -148,17 +149,17 @@ def assess(
     """
     if not 0 < confidence < 1:
         raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
-    if (loss is None) != (certificate.loss in (REGRET, NET)):
-        raise OptionError(f"the loss of this certificate is '{certificate.loss}'; pass that function as loss=")
+    if (loss is None) != (certificate.loss.name in (REGRET, NET)):
+        raise OptionError(f"the loss of this certificate is '{certificate.loss.name}'; pass that function as loss=")
     _refuse_other_rows(certificate, log)
-    scores = log.binarized() if certificate.binarized and log.binary is None else log
+    scores = log.binarized() if certificate.loss.binarized and log.binary is None else log
     decisions = certificate.apply(scores)
     options = _measure(certificate, loss)
     losses, unknown = _losses(certificate, decisions, options), options.unknown_loss(scores)
     prices = costs_of(scores, resolve_options(costs, CostOptions, keywords, name="costs"))
     sizes = _cluster_sizes(certificate, scores)
     if sizes is None:
-        interval, method = _interval(losses, certificate.loss_bound, confidence, signed=certificate.loss == NET)
+        interval, method = _interval(losses, certificate.loss_bound, confidence, signed=certificate.loss.name == NET)
     else:
         interval, method = _interval_by_cluster(certificate, losses, sizes, confidence)
     return Assessment(
@@ -182,7 +183,7 @@ def assess(
 def _refuse_other_rows(certificate: Certificate, log: ScoreLog) -> None:
     """Refuse rows that were selected by their scores, or are another unit than the certificate's."""
     refuse_unfit(log)
-    if has_sessions(log) != (certificate.unit == "session"):
+    if has_sessions(log) != isinstance(certificate.promise, Session):
         raise OptionError(
             "a certificate for sessions is assessed on rows of sessions, and any other on rows of queries"
         )
@@ -194,13 +195,14 @@ def _cluster_sizes(certificate: Certificate, log: ScoreLog) -> Integers | None:
     Raises:
         ScoreLogError: a cluster is larger than the certificate allows.
     """
-    if certificate.cluster is None or certificate.max_cluster_size is None:
+    promise = certificate.promise
+    if not isinstance(promise, Cluster):
         return None
-    sizes = cluster_sizes(log, certificate.cluster)
-    if sizes.max() > certificate.max_cluster_size:
+    sizes = cluster_sizes(log, promise.cluster)
+    if sizes.max() > promise.max_cluster_size:
         raise ScoreLogError(
-            f"{log.source}: a cluster of column '{certificate.cluster}' has {sizes.max()} rows, more than the "
-            f"{certificate.max_cluster_size} that the certificate allows, so its guarantee is void; calibrate again"
+            f"{log.source}: a cluster of column '{promise.cluster}' has {sizes.max()} rows, more than the "
+            f"{promise.max_cluster_size} that the certificate allows, so its guarantee is void; calibrate again"
         )
     return sizes
 
@@ -208,7 +210,8 @@ def _cluster_sizes(certificate: Certificate, log: ScoreLog) -> Integers | None:
 def _interval_by_cluster(
     certificate: Certificate, losses: Floats, sizes: Integers, confidence: float
 ) -> tuple[Interval, Method]:
-    bound, share = certificate.loss_bound, float(sizes.mean()) / (certificate.max_cluster_size or 1)
+    largest = certificate.promise.max_cluster_size if isinstance(certificate.promise, Cluster) else 1
+    bound, share = certificate.loss_bound, float(sizes.mean()) / largest
     low, high = bounded_interval(min(float(losses.mean()) / bound, 1.0), len(sizes), confidence, share=share)
     return (bound * low, bound * high), "chernoff-hoeffding by cluster"
 
@@ -229,16 +232,16 @@ def _measure(certificate: Certificate, loss: Loss | None) -> CalibrationOptions:
     """Return how losses are measured: by what a deferral really shows."""
     return CalibrationOptions(
         guardian_sees="candidates" if certificate.guardian_sees == "candidates" else "all",
-        boundary="random" if certificate.loss == NET else "include",
+        boundary="random" if certificate.loss.name == NET else "include",
         loss_bound=certificate.loss_bound,
-        loss=NET if certificate.loss == NET else loss,
+        loss=NET if certificate.loss.name == NET else loss,
         missing_guardian="worst_case",
     )
 
 
 def _losses(certificate: Certificate, decisions: Decisions, options: CalibrationOptions) -> Floats:
     """Return the loss of every decision."""
-    log = replace(decisions.log, score_digits=certificate.score_digits)
+    log = replace(decisions.log, score_digits=certificate.evidence.score_digits)
     recorded, last = options.losses(log), decisions.candidate_counts() - 1
     losses = np.empty(len(log))
     for piece in recorded.blocks:
@@ -271,7 +274,7 @@ def without_verdict(assessment: Assessment) -> Assessment:
 
 
 def _is_its_own_log(certificate: Certificate, log: ScoreLog) -> bool:
-    return log.sha256() == certificate.log_sha256
+    return log.sha256() == certificate.evidence.log_sha256
 
 
 def _verdict(alpha: float, interval: Interval, confidence: float) -> str:

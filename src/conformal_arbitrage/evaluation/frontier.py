@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 
 from conformal_arbitrage.calibration.calibrate import Fit, binomial_spendable, find_threshold, refuse_graded
-from conformal_arbitrage.calibration.cascade import TUNING_SHARE, calibrate_cascade
+from conformal_arbitrage.calibration.cascade import TUNING_SHARE, apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.learned import Features, refuse_row_count
 from conformal_arbitrage.calibration.learning import LearnedRows, learned_rows
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
@@ -712,10 +712,10 @@ def evaluate_cascade(
                 seed=seed * trials + trial,  # a tuning part of its own, as the rows have ids of their own only once
                 missing_guardian=missing_guardian,
             )
-            decisions = certificate.apply(new)
+            decisions = apply_cascade(certificate, new)
             relative = float(decisions.cost.mean() / new.guardian_cost.mean())
             results.append((float(decisions.loss.mean()), relative, decisions.guardian_share))
-            chains[chain_text(certificate.chain.models)] += 1
+            chains[chain_text(certificate.path.chain.models)] += 1
         points.append(_point(float(alpha), np.array(results), chains))
     return CascadeEvaluation(points=tuple(points), trials=trials, calibration_size=calibration_size, test_size=tested)
 

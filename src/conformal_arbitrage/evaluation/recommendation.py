@@ -679,7 +679,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             score_sha256=None if certificate.learned is None else certificate.learned.sha256,
             tuning_rows=len(recommendation.tuning),
             certified_rows=len(recommendation.certified),
-            certified_sha256=certificate.log_sha256,
+            certified_sha256=certificate.evidence.log_sha256,
         )
         return structs.replace(self, result=result)
 

@@ -428,7 +428,7 @@ class _Traffic:
             size=int(log.sizes[row]),
             candidates=sight,
             action=None if deferred else sight[0],
-            binarized=certificate.binarized,
+            binarized=certificate.loss.binarized,
         )
         label = None if log.label is None else int(log.label[row])
         verdict = Verdict(scores=one.guardian.tolist(), label=label)

@@ -58,9 +58,9 @@ class LossFacts:
         """Return those of a certificate."""
         return cls(
             guardian_sees=certificate.guardian_sees,
-            binarized=certificate.binarized,
+            binarized=certificate.loss.binarized,
             loss_bound=certificate.loss_bound,
-            net=certificate.loss == NET,
+            net=certificate.loss.name == NET,
         )
 
 
@@ -175,7 +175,7 @@ def rule_candidates(certificate: Certificate | None, decision: Decision, group: 
     scores = next((leg.scores for leg in decision.legs if leg.role == "primary"), None)
     if certificate is None or scores is None:
         return decision.candidates
-    row = (0.0, *scores) if certificate.router else scores
+    row = (0.0, *scores) if certificate.evidence.router else scores
     return tuple(certificate.sight(row, id=decision.id, group=group)[0])
 
 

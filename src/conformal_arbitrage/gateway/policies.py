@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from conformal_arbitrage.calibration.cascade import PathCertificate, is_path_document
-from conformal_arbitrage.calibration.certificate import Certificate, read_document
+from conformal_arbitrage.calibration.certificate import Certificate, is_cascade
 from conformal_arbitrage.calibration.options import Feature, refusal, refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import (
@@ -107,33 +106,19 @@ def expired_policy(live: "LivePolicy", now: float, decisions: int | None) -> "Li
 # --- Cascades in the gateway ---
 
 
-def certificate_file(path: Path) -> Certificate | PathCertificate:
-    """Read a certificate of either kind."""
-    document = read_document(path)
-    return (
-        PathCertificate.from_dict(document, source=str(path)) if is_path_document(document) else Certificate.load(path)
-    )
-
-
-def certificate_document(path: Path) -> JSONObject:
-    """Read a certificate of either kind as the document that is installed."""
-    certificate = certificate_file(path)
-    return certificate.to_dict(with_arrays=True) if isinstance(certificate, Certificate) else certificate.to_dict()
-
-
 def cascade_features(settings: PolicyConfig) -> list[Feature]:
     """Return what a policy asks for that may have no proof for a cascade."""
     wanted: dict[Feature, bool] = {"red line": settings.alarm_line == "alpha", "guard": settings.guard}
     return [feature for feature, is_set in wanted.items() if is_set]
 
 
-def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> PathCertificate:
+def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> Certificate:
     """Return the certificate of a cascade for a policy that is served by one.
 
     Raises:
         StaleCalibrationError: the policy is served by a pair, or the certificate is for one.
     """
-    if not is_path_document(dict(document)):
+    if not is_cascade(document):
         raise StaleCalibrationError(
             f"policy {name}: the certificate is for two models, and the policy is served by a cascade; calibrate with "
             f"--path, or drop cascade in [policies.{name}]"
@@ -142,7 +127,7 @@ def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> PathCer
         raise StaleCalibrationError(
             f"policy {name}: the certificate is for a cascade of several models; set cascade = true in [policies.{name}]"
         )
-    return PathCertificate.from_dict(dict(document), source=f"policy {name}")
+    return Certificate.from_dict(dict(document), source=f"policy {name}")
 
 
 async def all_scored(models: Mapping[str, Scorer], query: Query) -> list[Leg]:
@@ -194,7 +179,7 @@ async def _install_file(
     One that is the same has been installed, and what was installed after it stays in force. A store without a note of
     the last start takes a file that it has never had.
     """
-    document = certificate_document(path)
+    document = Certificate.load(path).to_dict(with_arrays=True)
     sha256 = fingerprint(document)
     last = await store.run(policies.configured, name)
     history = await store.run(policies.history, name)
@@ -234,7 +219,7 @@ def note_of_start(config: Config, version: PolicyVersion) -> str:
     named = f"version {version.version} is in force"
     if file is None:
         return f"{named}, installed by {version.installed_by}"
-    if certificate_document(Path(config.folder) / file) == version.certificate:
+    if Certificate.load(Path(config.folder) / file).to_dict(with_arrays=True) == version.certificate:
         return f"{named}, the certificate file {file}"
     return (
         f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
@@ -504,7 +489,7 @@ class PolicyTable:
             OptionError: the policy's alarm_line has no proof for it.
         """
         settings = self._config.policies[name]
-        if settings.cascade or is_path_document(dict(document)):
+        if settings.cascade or is_cascade(document):
             return self._bind_cascade(name, document, version)
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
         check_group_source(bound, settings.group, policy=name)
@@ -574,7 +559,7 @@ class PolicyTable:
             unwatched=refusal("monitor", "path"),
         )
 
-    def _check_signature(self, name: str, certificate: Certificate | PathCertificate) -> str | None:
+    def _check_signature(self, name: str, certificate: Certificate) -> str | None:
         """Return why decisions have no guarantee: an unsigned certificate, allowed by name; None if it is signed."""
         try:
             certificate.check_signature(self._secret, source=f"policy {name}")
@@ -588,7 +573,7 @@ class PolicyTable:
     def _with_key(self, name: str, certificate: Certificate) -> Certificate:
         """Return a certificate with the key behind its draws, a subkey of the secret."""
         keyed = certificate.with_key_of(self._secret)
-        if keyed.key_sha256 is not None and keyed.key is None:
+        if keyed.provenance.key_sha256 is not None and keyed.key is None:
             raise CertificateError(f"policy {name}: this gateway does not hold the key behind the certificate's draws")
         return keyed
 

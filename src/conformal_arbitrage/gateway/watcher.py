@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.certificate import read_pair
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
 from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, age_limits, expired_policy, guarded_policy
@@ -324,6 +324,6 @@ class Watcher:
 
 def _facts(document: Mapping[str, object]) -> LossFacts | None:
     try:
-        return LossFacts.of(Certificate.from_dict(dict(document)))
+        return LossFacts.of(read_pair(document))
     except CertificateError:
         return None

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
+from conformal_arbitrage.calibration.forms import Session
 from conformal_arbitrage.calibration.learned import text_embedding
 from conformal_arbitrage.calibration.options import refusal
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
@@ -13,13 +14,13 @@ UNBOUND = "unbound"
 
 
 def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
-    """Refuse a certificate of menus; those of schema 1 do not record their form, and are compared by identities only.
+    """Refuse a certificate of menus, or of another unit.
 
     Raises:
         StaleCalibrationError: it was made from a log that is not in router form, or whose rows are another unit.
         CertificateError: it has groups, and the policy decides by session.
     """
-    if by_session != (certificate.unit == "session"):
+    if by_session != isinstance(certificate.promise, Session):
         unit, other = ("session", "queries") if by_session else ("query", "sessions")
         raise StaleCalibrationError(
             f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "
@@ -27,7 +28,7 @@ def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
         )
     if by_session and certificate.groups is not None:
         raise CertificateError(f"session and groups do not go together: {refusal('session', 'groups')}")
-    if certificate.schema > 1 and not certificate.router:
+    if not certificate.evidence.router:
         raise StaleCalibrationError(
             "the certificate was made from menus, and free text needs one from two graded answers and a confidence; "
             "calibrate on a log in router form, or use ConformalArbitrage"
@@ -61,6 +62,7 @@ def check_identities(
     Raises:
         StaleCalibrationError: the models differ in a way that is not allowed.
     """
+    certificate.refuse_cascade()
     different = differences(certificate, primary.identity, guardian.identity)
     if certificate.identities != "unbound" and session_idle is not None:
         then = certificate.identities.get("session", {}).get("idle")

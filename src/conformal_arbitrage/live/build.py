@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformal_arbitrage.calibration.cascade import PathCertificate
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.candidates import (
@@ -139,7 +138,7 @@ class Models:
             self.config, certificate, primary, guardian, allow=allow, group_source=_own_source(certificate)
         )
 
-    def cascade_router(self, certificate: PathCertificate, allow: Collection[str] = ()) -> CascadeRouter:
+    def cascade_router(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeRouter:
         """Return the calibrated cascade over free text."""
         models, name, guardian = self.cascade_answerers()
         return CascadeRouter(
@@ -147,7 +146,7 @@ class Models:
             safe_answer=self.config.task.safe_answer, allow=allow,
         )  # fmt: skip
 
-    def cascade_chooser(self, certificate: PathCertificate, allow: Collection[str] = ()) -> CascadeChooser:
+    def cascade_chooser(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeChooser:
         """Return the calibrated cascade over menus."""
         models, name, guardian = self.cascade_scorers()
         return CascadeChooser(

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.certificate import Certificate, read_pair
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, ReplyError, ScorerError, UpstreamError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, SECTIONS, Config
@@ -355,12 +355,14 @@ def certificates_at_hand(config: Config, installed: Sequence[PolicyVersion] = ()
     certificates: dict[str, Certificate] = {}
     for path in sorted({*named, *folder.glob("*.json")}):
         try:
-            certificates[path.name] = Certificate.load(path)
+            certificate = Certificate.load(path)
+            certificate.refuse_cascade(source=str(path))
         except CertificateError:  # absent, or another kind of JSON
             continue
+        certificates[path.name] = certificate
     for version in installed:
         try:
-            certificate = Certificate.from_dict(dict(version.certificate))
+            certificate = read_pair(version.certificate)
         except CertificateError:  # `serve` refuses it, with the reason
             continue
         if certificate not in certificates.values():

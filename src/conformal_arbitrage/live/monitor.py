@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from math import exp
@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_quantiles
-from conformal_arbitrage.calibration.options import NET, refusal, refuse_combination
+from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_pair, read_quantiles
+from conformal_arbitrage.calibration.forms import Net, Session
+from conformal_arbitrage.calibration.options import refusal, refuse_combination
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.evaluation.show import DrawnLedger, DrawnMoment
@@ -117,14 +118,14 @@ class CertificateGuard:
 
     def __init__(self, certificate: Certificate) -> None:
         refuse_combination("guard", *certificate.kinds)
-        if certificate.relaxation is None or certificate.margin_quantiles is None:
+        if certificate.relaxation is None or certificate.evidence.margin_quantiles is None:
             raise CertificateError(
                 "a guard needs the quantiles of the certificate's margins; calibrate again with margins=True (--margins), "
                 "or leave guard = true out"
             )
         self._certificate = certificate
         self._certified = (certificate.relaxation, certificate.boundary_u)
-        self._quantiles = read_quantiles(certificate.margin_quantiles)
+        self._quantiles = read_quantiles(certificate.evidence.margin_quantiles)
         base = base_share(self._certified, self._quantiles)
         self._guard = Guard(alpha=certificate.alpha / certificate.loss_bound, base=base)
         self._known = self._level = 0
@@ -152,8 +153,8 @@ class CertificateGuard:
         """Return the certificate with the threshold that is in force."""
         threshold = guarded_threshold(self._guard.share(self._level), self._certified, self._quantiles)
         if threshold is None:
-            return replace(self._certificate, status="always_defer", relaxation=None, boundary_u=None)
-        return replace(self._certificate, relaxation=threshold[0], boundary_u=threshold[1])
+            return deferring(self._certificate)
+        return self._certificate.with_threshold(*threshold)
 
 
 # --- How old the evidence on a certificate in service is, and what luck its next decisions share ---
@@ -239,7 +240,7 @@ def age_of(
     limits = limits or AgeLimits()
     share, days = certificate.alpha / certificate.loss_bound, max(0.0, now - installed) / DAY
     lately = known.since(now - limits.fresh_days * DAY)
-    net, window = certificate.loss == NET, limits.fresh_days
+    net, window = isinstance(certificate.loss, Net), limits.fresh_days
     stale = freshness(lately, share, last_known=_date(known.last), days=window, signed=net) if days >= window else None
     return Age(
         installed=installed,
@@ -258,7 +259,7 @@ def age_of(
 
 def range_of(certificate: Certificate) -> Limits | None:
     """Return the range of the mean loss over as many decisions as the certificate has rows; None where there is no law."""
-    binary = certificate.zero_one is True or (certificate.binarized and certificate.loss_bound == 1)
+    binary = certificate.loss.binary
     unproved = any(refusal("range", kind) is not None for kind in certificate.kinds)
     chosen = certificate.ancestry is not None and certificate.ancestry.step != "scheduled"
     if not binary or unproved or chosen or certificate.confidence is not None or certificate.groups is not None:
@@ -298,8 +299,7 @@ _LARGEST_LOG = 690.0
 
 def deferring(certificate: Certificate) -> Certificate:
     """Return a certificate's rule with every action in sight: what safe mode serves."""
-    single = replace(certificate, by=None, groups=None, small_groups=None, learned=None, fit=None)
-    return replace(single, status="always_defer", relaxation=None, boundary_u=None)
+    return certificate.with_threshold(None, None)
 
 
 def voided(version: PolicyVersion | None) -> str | None:
@@ -320,7 +320,7 @@ def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> dict[s
     Raises:
         OptionError: there is nothing to watch, or nothing that can be.
     """
-    if certificate.unit == "session":
+    if isinstance(certificate.promise, Session):
         refuse_combination("monitor", "session")
     if certificate.groups is None:
         return {"": certificate_lines(certificate, alarm_line=alarm_line)}
@@ -742,7 +742,7 @@ def _certified(
     """Return the certificate of a version, what each of its ledgers is watched against, and why there is no such thing."""
     certificate = None
     try:
-        certificate = Certificate.from_dict(dict(version.certificate))
+        certificate = read_pair(version.certificate)
         return certificate, lines_of(certificate, settings.alarm_line), None
     except (CertificateError, OptionError) as error:
         return certificate, {}, str(error)

@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 import numpy as np
 from msgspec.structs import replace as replaced
 
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.certificate import Certificate, read_pair
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.evaluation.show import DrawnLedger, DrawnMoment
@@ -720,7 +720,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _certificate(version: PolicyVersion) -> Certificate | None:
     try:
-        return Certificate.from_dict(dict(version.certificate))
+        return read_pair(version.certificate)
     except CertificateError:
         return None
 

@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from conformal_arbitrage.calibration.cascade import PathCertificate
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.core.exact import LARGEST_SCORE, row_gaps, row_margin
 from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
@@ -284,7 +283,7 @@ class CascadeRouter:
 
     models: Mapping[str, Answerer]
     guardian: Answerer
-    certificate: PathCertificate
+    certificate: Certificate
     guardian_name: str = "guardian"
     safe_answer: str | None = None
     allow: Collection[str] = ()
@@ -318,7 +317,7 @@ class CascadeRouter:
         """
         if pending is None:
             replies = _Replies()
-            for name in self.certificate.chain.models:
+            for name in self.certificate.path.chain.models:
                 pending = await self._ask_next(request, replies, self.models[name])
                 yield pending
                 if pending.answer is not None:
@@ -344,7 +343,7 @@ class CascadeRouter:
         """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
         if SETTINGS.keys().isdisjoint(request.body):
             return None
-        chain = {name: self.models[name].identity for name in self.certificate.chain.models}
+        chain = {name: self.models[name].identity for name in self.certificate.path.chain.models}
         differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
         return settings_reason(request.body, differing, self.certificate.identities)
 
@@ -355,7 +354,7 @@ class CascadeChooser:
 
     models: Mapping[str, Scorer]
     guardian: Scorer
-    certificate: PathCertificate
+    certificate: Certificate
     guardian_name: str = "guardian"
     safe_action: str | None = None
     allow: Collection[str] = ()
@@ -386,7 +385,7 @@ class CascadeChooser:
         if pending is not None and pending.answer is not None:
             return
         legs = () if pending is None else tuple(leg for leg in pending.legs if leg.role == "primary")
-        while pending is None or len(legs) < len(self.certificate.chain.models):
+        while pending is None or len(legs) < len(self.certificate.path.chain.models):
             pending = await self._ask_next(query, legs)
             yield pending
             if pending.answer is not None:
@@ -396,7 +395,7 @@ class CascadeChooser:
 
     async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
         """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
-        leg = await scored("primary", self.models[self.certificate.chain.models[len(legs)]], query)
+        leg = await scored("primary", self.models[self.certificate.path.chain.models[len(legs)]], query)
         chosen = [top_choice(each.scores) for each in (*legs, leg)]
         margins = [margin for margin, _ in chosen]
         choices = [None if top is None else query.actions[top] for _, top in chosen]
@@ -714,7 +713,7 @@ def _pending(
 
 
 def check_cascade(
-    certificate: PathCertificate,
+    certificate: Certificate,
     models: Mapping[str, Scorer] | Mapping[str, Answerer],
     guardian: Scorer | Answerer,
     guardian_name: str,
@@ -727,14 +726,14 @@ def check_cascade(
         StaleCalibrationError: the models differ in a way that is not allowed.
     """
     certificate.secret()
-    absent = [name for name in certificate.chain.models if name not in models]
-    if absent or certificate.guardian != guardian_name:
-        expected = f"{', '.join(certificate.chain.models)} and the Guardian {certificate.guardian}"
+    absent = [name for name in certificate.path.chain.models if name not in models]
+    if absent or certificate.path.guardian != guardian_name:
+        expected = f"{', '.join(certificate.path.chain.models)} and the Guardian {certificate.path.guardian}"
         raise CertificateError(
             f"the certificate's cascade asks {expected}; this one has {', '.join(models) or 'none'} and the Guardian "
             f"{guardian_name}; correct [cascade] models, or calibrate again"
         )
-    chain = {name: models[name].identity for name in certificate.chain.models}
+    chain = {name: models[name].identity for name in certificate.path.chain.models}
     different = cascade_differences(certificate, {**chain, guardian_name: guardian.identity})
     refused = {name: how for name, how in different.items() if name not in allow}
     if refused:
@@ -746,7 +745,7 @@ def check_cascade(
     return "allowed by name: " + ", ".join(different) if different else None
 
 
-def cascade_differences(certificate: PathCertificate, now: Mapping[str, Identity]) -> dict[str, str]:
+def cascade_differences(certificate: Certificate, now: Mapping[str, Identity]) -> dict[str, str]:
     """Return how models differ from those of a cascade's certificate, by dotted name."""
     if certificate.identities == "unbound":
         return {UNBOUND: "its log does not name the scorers"}

@@ -19,7 +19,7 @@ from math import ceil, floor
 
 import numpy as np
 
-from conformal_arbitrage.calibration.certificate import Threshold
+from conformal_arbitrage.calibration.certificate import MarginThreshold
 from conformal_arbitrage.calibration.options import threshold_rank
 from conformal_arbitrage.core.exact import Floats
 
@@ -66,7 +66,9 @@ class Guard:
         return (1 - self.base + self.step) / self.step + most_pending
 
 
-def guarded_threshold(rho: float, certified: Threshold, quantiles: Sequence[Threshold | None]) -> Threshold | None:
+def guarded_threshold(
+    rho: float, certified: MarginThreshold, quantiles: Sequence[MarginThreshold | None]
+) -> MarginThreshold | None:
     """Return the threshold in force: the certified one or, if larger, the quantile of rho; None for everything in sight."""
     if rho >= 1:
         return None

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.options import NET, REGRET, refusal, refuse_combination, shared_size
+from conformal_arbitrage.calibration.forms import Cluster, Net
+from conformal_arbitrage.calibration.options import refusal, refuse_combination, shared_size
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.core.bounds import (
     binomial_cdf,
@@ -303,12 +304,13 @@ def certificate_lines(
     Raises:
         OptionError: there is nothing to watch, or nothing that can be.
     """
-    if certificate.loss not in (REGRET, NET):
-        refuse_combination("monitor", "own loss")
+    for kind in certificate.kinds:
+        if kind in ("own loss", "path"):
+            refuse_combination("monitor", kind)
     n = certificate.n if certificate.groups is None else _rows(certificate, group)
     if certificate.status == "always_defer":
         raise OptionError("every query is deferred, so the loss is 0 by definition: there is nothing to watch")
-    unclear = refusal("red line", "cluster") if certificate.cluster is not None else None
+    unclear = refusal("red line", "cluster") if isinstance(certificate.promise, Cluster) else None
     unclear = refusal("red line", "learned") if certificate.learned is not None else unclear
     if group is not None and alarm_line == "luck" and ledger_names(certificate).get(group) != group:
         unclear = refusal("red line", "merged groups")
@@ -319,7 +321,7 @@ def certificate_lines(
         certificate.alpha,
         loss_bound=certificate.loss_bound,
         n=n,
-        binary=bool(certificate.zero_one) or (certificate.binarized and certificate.loss_bound == 1),
+        binary=certificate.loss.binary,
         confidence=certificate.confidence,
         alarm_line=alarm_line,
         policies=policies,
@@ -330,7 +332,7 @@ def certificate_lines(
 def ledger_names(certificate: Certificate) -> dict[str, str]:
     """Return the ledger of each group whose queries are not all deferred; small groups share one, as they do a threshold."""
     groups = certificate.groups or {}
-    fewest = 0 if certificate.small_groups is None else rows_needed(certificate.alpha, certificate.loss_bound)
+    fewest = rows_needed(certificate.alpha, certificate.loss_bound) if "merged groups" in certificate.kinds else 0
     shared = SHARED
     while shared in groups:
         shared += "'"
@@ -346,18 +348,19 @@ def _rows(certificate: Certificate, group: str | None) -> int:
     if groups[group].relaxation is None:
         raise OptionError(f"every query of {group!r} is deferred: there is nothing to watch")
     fewest = rows_needed(certificate.alpha, certificate.loss_bound)
-    if certificate.small_groups is not None and groups[group].n < fewest:
+    if "merged groups" in certificate.kinds and groups[group].n < fewest:
         return shared_size({name: one.n for name, one in groups.items()}, fewest)
     return groups[group].n
 
 
 def _absolute(certificate: Certificate) -> float | None:
     """Return the mean absolute loss of a net certificate's rows, as a share of the bound."""
-    if certificate.loss != NET:
-        return None
-    if certificate.regret is None:
-        raise OptionError("this net certificate does not say its regret, on which the red line rests: calibrate again")
-    return min((2 * certificate.regret - certificate.empirical_risk) / certificate.loss_bound, 1.0)
+    loss = certificate.loss
+    return (
+        min((2 * loss.regret - certificate.evidence.empirical_risk) / loss.bound, 1.0)
+        if isinstance(loss, Net)
+        else None
+    )
 
 
 # --- Planning audits ---

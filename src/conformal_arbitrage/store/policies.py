@@ -275,7 +275,7 @@ def _version_facts(version: PolicyVersion) -> dict[str, object]:
         "version": version.version,
         "origin": version.origin,
         "installed_by": version.installed_by,
-        "alpha": version.certificate.get("alpha"),
+        "alpha": as_object(version.certificate.get("promise")).get("alpha"),
     }
 
 
@@ -294,11 +294,15 @@ def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:
     own = next((version for version in versions if version.version == alarm.version), None)
     if own is None or own.alarm is not None or own.lifts != alarm.lifts:
         return False
-    models = own.certificate.get("identities")
-    if any(later.version > own.version and later.certificate.get("identities") == models for later in versions):
+    models = _models_of(own)
+    if any(later.version > own.version and _models_of(later) == models for later in versions):
         return False
     _append_notice(session, policy, alarm)
     return True
+
+
+def _models_of(version: PolicyVersion) -> object:
+    return as_object(version.certificate.get("provenance")).get("identities")
 
 
 @operation("write")
@@ -371,14 +375,15 @@ def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> 
 def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> bool:
     """Tell whether a version's rows are older than an alarm on another certificate, as far as the two documents say."""
     at, certificate = alarm.at or 0.0, version.certificate
-    log = certificate.get("log_sha256")
-    if certificate == alarmed or (log is not None and log == alarmed.get("log_sha256")):
+    made, before = (as_object(document.get("provenance")) for document in (certificate, alarmed))
+    log, other = (as_object(document.get("evidence")).get("log_sha256") for document in (certificate, alarmed))
+    if certificate == alarmed or (log is not None and log == other):
         return True
-    if certificate.get("identities") != alarmed.get("identities"):
+    if made.get("identities") != before.get("identities"):
         return False
     if version.origin <= alarm.version:  # it was first installed before
         return True
-    since, created = as_object(certificate.get("ancestry")).get("since"), certificate.get("created")
+    since, created = as_object(certificate.get("ancestry")).get("since"), made.get("created")
     if since is not None:  # the first row of a renewal; it may be made after the alarm, from rows before it
         return float(since) < at
     return isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()

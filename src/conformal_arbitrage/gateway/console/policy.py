@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace as with_fields
 from starlette.responses import Response
 
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.certificate import Certificate, read_pair
 from conformal_arbitrage.collecting.renewal import (
     FEWEST_LOOKED_AT,
     LOOKING_SHARE,
@@ -509,7 +509,7 @@ class Frontiers:
             wanted=self._looking.shows,
         )
         kind = AuditedDecision(
-            decided_by="primary", form=live.pair.form, binarized=certificate is not None and certificate.binarized
+            decided_by="primary", form=live.pair.form, binarized=certificate is not None and certificate.loss.binarized
         )
         wait = due_days(kind, human_guardian=live.pair.review is not None) * DAY
         try:
@@ -654,7 +654,7 @@ class PolicyPage:
         document = _document(text)
         await self._policies.install(name, document, by="", dry_run=True)
         try:
-            return Certificate.from_dict(dict(document))
+            return read_pair(document)
         except CertificateError as error:
             raise RequestError(str(error), status=422) from error
 
@@ -716,7 +716,7 @@ class PolicyPage:
 
 def _shown(version: PolicyVersion) -> ShownVersion:
     try:
-        return ShownVersion(version=version, certificate=Certificate.from_dict(dict(version.certificate)))
+        return ShownVersion(version=version, certificate=read_pair(version.certificate))
     except CertificateError:
         return ShownVersion(version=version, certificate=None)
 

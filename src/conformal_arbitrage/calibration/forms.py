@@ -1,0 +1,398 @@
+"""The parts of a certificate: how a query is decided, what is promised in which loss, on what evidence, made by whom."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from msgspec import Struct
+
+from conformal_arbitrage.calibration.learned import LearnedTerms
+from conformal_arbitrage.calibration.options import NET, REGRET, DialStop, GroupThreshold, SmallGroups
+from conformal_arbitrage.calibration.tuning import ChainTuning, ModelChain
+from conformal_arbitrage.core.chains import PathStop, path_choice
+from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.types import Boundary, MissingGuardian
+
+Status = Literal["ok", "always_defer", "by_group", "learned"]
+
+
+class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a certificate; a field that has its default is not written."""
+
+
+# --- Rules: how a query is decided ---
+
+
+class Threshold(_Part, tag="threshold", frozen=True, kw_only=True):
+    """One threshold on the margin.
+
+    Attributes:
+        relaxation: actions within this gap of the top one are candidates; None to defer every query.
+        boundary_u: for boundary="random", the largest draw that keeps an action exactly at the threshold gap.
+        guardian_sees: what a deferral shows the Guardian, and so what the loss was measured on.
+        boundary: the rule exactly at the threshold gap.
+        grid: the step of the grid that the relaxation was restricted to.
+    """
+
+    relaxation: float | None
+    boundary_u: float | None
+    guardian_sees: GuardianSees
+    boundary: Boundary
+    grid: float | None = None
+
+    @property
+    def status(self) -> Status:
+        """Whether there is a relaxation."""
+        return "always_defer" if self.relaxation is None else "ok"
+
+
+class ByGroup(_Part, tag="by_group", frozen=True, kw_only=True):
+    """A threshold for each group; a query of an unknown group is deferred.
+
+    Attributes:
+        by: the column that says which group a row belongs to.
+        groups: the threshold of each.
+        small_groups: "merge" if small groups share one.
+        guardian_sees, boundary, grid: as in `Threshold`.
+    """
+
+    by: str
+    groups: dict[str, GroupThreshold]
+    guardian_sees: GuardianSees
+    boundary: Boundary
+    grid: float | None = None
+    small_groups: SmallGroups = "defer"
+
+    @property
+    def status(self) -> Status:
+        """That groups decide."""
+        return "by_group"
+
+
+class Learned(_Part, tag="learned", frozen=True, kw_only=True):
+    """A score learned from the rows of the log.
+
+    Attributes:
+        score: "learned", or "auto" if the margin is a candidate as well.
+        terms: what it is learned from; None if there is no room for a single loss, so that every query is deferred.
+    """
+
+    score: Literal["auto", "learned"]
+    terms: LearnedTerms | None
+
+    @property
+    def status(self) -> Status:
+        """Whether there is a score."""
+        return "always_defer" if self.terms is None else "learned"
+
+    @property
+    def guardian_sees(self) -> GuardianSees:
+        """Its proof counts a deferral as no loss."""
+        return "all"
+
+    @property
+    def boundary(self) -> Boundary:
+        """Draws tell rows of equal scores apart."""
+        return "random"
+
+
+class Path(_Part, tag="path", frozen=True, kw_only=True):
+    """A cascade: models that are asked in order, and where on their path to stop.
+
+    Attributes:
+        chain: the models in the order in which they are asked, with their path.
+        models: the cheap models of the log that the chain was chosen among.
+        guardian: the Guardian's name.
+        position, u: where to stop: an answer is given if its entry and its query's draw come before; None if the Guardian
+            answers everything.
+        rounded: whether losses other than 0, 1 and -1 were rounded by a draw.
+        tuning: the rows that the chain was chosen on.
+        cost: mean dollars per query at the stop.
+        guardian_cost: mean dollars per query if the Guardian alone is asked.
+        guardian_share: share of the rows that the Guardian answers.
+    """
+
+    chain: ModelChain
+    models: tuple[str, ...]
+    guardian: str
+    position: float | None
+    u: float | None
+    rounded: bool
+    tuning: ChainTuning
+    cost: float
+    guardian_cost: float
+    guardian_share: float
+
+    @property
+    def status(self) -> Status:
+        """Whether there is a stop."""
+        return "always_defer" if self.position is None else "ok"
+
+    @property
+    def stop(self) -> PathStop | None:
+        """Where the path stops; None if the Guardian answers everything."""
+        return None if self.position is None or self.u is None else PathStop(self.position, self.u)
+
+    def stops(self, confidences: Sequence[float | None], answers: Sequence[str | None], u: float) -> bool:
+        """Tell whether the answer of the model that was asked last is given.
+
+        Args:
+            confidences: of the models asked so far, in the chain's order; None where one failed.
+            answers: their answers as text.
+            u: the query's draw.
+        """
+        stop = self.stop
+        if stop is None:
+            return False
+        return path_choice(np.array([[self.chain.entry(confidences, answers)]]), np.array([u]), stop).tolist() == [0]
+
+    @property
+    def guardian_sees(self) -> GuardianSees:
+        """The Guardian answers by itself."""
+        return "all"
+
+    @property
+    def boundary(self) -> Boundary:
+        """Draws decide exactly at the stop."""
+        return "random"
+
+
+Rule = Threshold | ByGroup | Learned | Path
+
+
+# --- Promises ---
+
+
+class Average(_Part, tag="average", frozen=True, kw_only=True):
+    """The expected loss of the next decision, over calibrations and queries, is at most alpha."""
+
+    alpha: float
+
+
+class Confident(_Part, tag="confident", frozen=True, kw_only=True):
+    """With this probability the long-run loss of this one certificate is at most alpha, by groups in all of them."""
+
+    alpha: float
+    confidence: float
+
+
+class Dial(_Part, tag="dial", frozen=True, kw_only=True):
+    """With this probability the long-run loss is within every stop, so alpha may be chosen among them after looking."""
+
+    alpha: float
+    confidence: float
+    stops: tuple[DialStop, ...]
+
+
+class Cluster(_Part, tag="cluster", frozen=True, kw_only=True):
+    """The expected total loss of the next cluster is at most alpha times its expected number of queries.
+
+    Attributes:
+        alpha: the risk budget of a query.
+        cluster: the column that says which rows belong together.
+        clusters: how many the log has.
+        max_cluster_size: the most rows that any cluster may ever have, as declared.
+    """
+
+    alpha: float
+    cluster: str
+    clusters: int
+    max_cluster_size: int
+
+
+class Session(_Part, tag="session", frozen=True, kw_only=True):
+    """The expected loss of the next session is at most alpha; a row is a whole session."""
+
+    alpha: float
+
+
+# A promise for a whole batch of queries at once is one more class here, one sentence in words.py and its rows in NO_PROOF.
+Promise = Average | Confident | Dial | Cluster | Session
+
+
+# --- Losses ---
+
+
+class _Bounded(_Part, frozen=True, kw_only=True):
+    """What every loss has.
+
+    Attributes:
+        bound: the largest possible loss.
+        zero_one: whether every loss is declared to be 0 or the bound.
+        binarized: whether it was measured on the 0/1 Guardian.
+        missing_guardian: how rows without a Guardian score were counted.
+    """
+
+    bound: float
+    zero_one: bool = False
+    binarized: bool = False
+    missing_guardian: MissingGuardian | None = None
+
+    @property
+    def in_full_sight(self) -> float:
+        """The largest loss with every action in sight."""
+        return 0.0
+
+    @property
+    def least(self) -> float:
+        """The smallest loss that a decision can have."""
+        return 0.0
+
+    @property
+    def binary(self) -> bool:
+        """Whether every loss is 0 or the bound by declaration."""
+        return self.zero_one
+
+
+class Regret(_Bounded, tag=REGRET, frozen=True, kw_only=True):
+    """What the Guardian does better."""
+
+    @property
+    def binary(self) -> bool:
+        """Whether every loss is 0 or the bound by declaration."""
+        return self.zero_one or (self.binarized and self.bound == 1)
+
+    @property
+    def name(self) -> str:
+        """As options and people call it."""
+        return REGRET
+
+
+class Net(_Bounded, tag=NET, frozen=True, kw_only=True):
+    """What the Guardian does better minus what it does worse.
+
+    Attributes:
+        regret: the mean loss on the log with gains not counted.
+    """
+
+    regret: float
+
+    @property
+    def name(self) -> str:
+        """As options and people call it."""
+        return NET
+
+    @property
+    def least(self) -> float:
+        """The smallest loss that a decision can have."""
+        return -self.bound
+
+
+class Own(_Bounded, tag="own", frozen=True, kw_only=True):
+    """The user's own loss.
+
+    Attributes:
+        name: of the function.
+        full_sight_loss: the largest loss with every action in sight, as declared.
+        envelope_excess: how far it was raised to make it monotone, as a mean over rows.
+    """
+
+    name: str
+    full_sight_loss: float = 0.0
+    envelope_excess: float = 0.0
+
+    @property
+    def in_full_sight(self) -> float:
+        """The largest loss with every action in sight."""
+        return self.full_sight_loss
+
+
+Loss = Regret | Net | Own
+
+
+# --- Evidence, provenance, and the place in a chain ---
+
+
+class Evidence(_Part, frozen=True, kw_only=True):
+    """What a log says about a rule; the fields from `slack` on are of pairs, not of cascades, `spread` apart.
+
+    Attributes:
+        n: rows of the log; of a cascade, those that it was calibrated on.
+        log_sha256: digest of the log's content.
+        empirical_risk: total loss / n; of a learned score, with each row decided by the others.
+        missing_guardian_rows: rows without a Guardian score; a binarised row whose right answer is unknown is one of them.
+        spread: one standard deviation of the long-run loss of one certificate, for a net loss or a cascade.
+        slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget; with clusters of at most M rows,
+            alpha - (total + M loss_bound) / (n + M); with a confidence, by groups or learned, alpha - total / n.
+        no_opinion_rows: rows in which the Primary had no opinion; they defer.
+        router: whether the log has the router form: two graded answers and a confidence.
+        score_digits: significant decimals of a Primary score, 12 or 6.
+        fewest_actions, most_actions: the smallest and the largest menu.
+        columns: the log's columns that played Primary and Guardian.
+        margin_quantiles: thresholds that defer 0, 0.1 %, ..., 100 % of the rows, for a guard; None if they are not kept.
+    """
+
+    n: int
+    log_sha256: str
+    empirical_risk: float
+    missing_guardian_rows: int = 0
+    spread: float | None = None
+    slack: float | None = None
+    no_opinion_rows: int = 0
+    router: bool = False
+    score_digits: int = 12
+    fewest_actions: int = 0
+    most_actions: int = 0
+    columns: dict[str, str] = {}
+    margin_quantiles: str | None = None
+
+
+class Provenance(_Part, frozen=True, kw_only=True):
+    """Who made a certificate, and with which models.
+
+    Attributes:
+        identities: the scorers that made the scores, by role, or of a cascade by name; or "unbound".
+        version: the version of this package.
+        created: time of creation, in UTC.
+        key_sha256: digest of the key behind the draws.
+    """
+
+    identities: dict[str, Any] | Literal["unbound"]
+    version: str
+    created: str
+    key_sha256: str | None = None
+
+
+Step = Literal["scheduled", "tightened", "after red", "after looking"]
+"""How a certificate came to follow another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedThreshold:
+    """A relaxation with its boundary draw."""
+
+    relaxation: float | None
+    boundary_u: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestry:
+    """Where a certificate stands in its chain.
+
+    Attributes:
+        step: how it came to follow its predecessor.
+        renewal: the number of the last scheduled renewal of the chain, from 1; 0 if there was none yet.
+        first: rows that the first renewal takes; renewal k takes the first 2^(k - 1) times as many.
+        since: rows of queries that arrived after this time count, in seconds since 1970.
+        collected: rows of the log of the chain's first certificate among those of this one.
+        root_sha256: digest of the certificate that the chain began with.
+        predecessor_sha256: digest of the certificate that this one replaced.
+        calibrated: of a tightened certificate, the threshold that its log gave; None for any other.
+    """
+
+    step: Step
+    renewal: int
+    first: int
+    since: float
+    collected: int = 0
+    root_sha256: str
+    predecessor_sha256: str
+    calibrated: CalibratedThreshold | None = None
+
+    @property
+    def no_guarantee(self) -> str | None:
+        """Why decisions under this certificate have no guarantee; None if they have one."""
+        if self.step != "after looking":
+            return None
+        return "the certificate was installed after looking at what it would save, outside the schedule"
