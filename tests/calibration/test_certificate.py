@@ -176,8 +176,8 @@ def test_a_saved_certificate_loads_unchanged(tmp_path, science):
     assert Certificate.load(tmp_path / "certificate.json") == certificate
     document = json.loads((tmp_path / "certificate.json").read_text())
     assert list(document) == ["schema", "rule", "promise", "loss", "evidence", "provenance", "guarantee"]
-    assert document["identities"] == "unbound"
-    assert document["relaxation"] == certificate.relaxation
+    assert document["provenance"]["identities"] == "unbound"
+    assert document["rule"]["relaxation"] == certificate.relaxation
     assert {p.name for p in tmp_path.iterdir()} == {"certificate.json"}
 
 
@@ -299,7 +299,7 @@ def test_identities_bind_a_certificate():
         ({"key": "ff"}, "unknown field 'key'"),
         ({"relaxation": "0.1"}, "relaxation"),
         ({"relaxation": -0.1}, "relaxation"),
-        ({"relaxation": None}, "relaxation"),
+        ({"relaxation": None}, "empirical_risk"),
         ({"boundary": "maybe"}, "boundary"),
         ({"alpha": 2.0}, "alpha"),
         ({"boundary_u": 0.5}, "boundary_u"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.forms import Cluster
+from conformal_arbitrage.calibration.forms import Cluster, Own, Session, Threshold
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.monitor import deferring, served_figure, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
@@ -25,13 +25,15 @@ def test_a_plain_certificate_is_watched_with_a_red_line(certificate):
     assert lines[""].alpha == 0.05 < lines[""].red
 
 
+NO_THRESHOLD = Threshold(relaxation=None, boundary_u=None, guardian_sees="all", boundary="include")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"status": "always_defer", "relaxation": None}, "nothing to watch"),
-        ({"unit": "session"}, "whole sessions"),
-        ({"loss": "net"}, "does not say its regret"),
-        ({"loss": "mine"}, "registered with it by name"),
+        ({"rule": NO_THRESHOLD}, "nothing to watch"),
+        ({"promise": Session(alpha=0.05)}, "whole sessions"),
+        ({"loss": Own(bound=1.0, name="mine")}, "registered with it by name"),
     ],
 )
 def test_what_has_no_monitor_says_why(certificate, change, words):

@@ -45,10 +45,10 @@ def test_an_edited_threshold_would_break_it_and_is_refused():
     assert not keeps(ALPHA, measured), measured
     certificate = calibrate(ScoreLog.from_arrays(*draw(np.random.default_rng(2), N)), ALPHA)
     risk = 0.02
-    fitting = {"empirical_risk": risk, "slack": ALPHA - (risk * N + 1) / (N + 1)}
+    fitting, document = {"empirical_risk": risk, "slack": ALPHA - (risk * N + 1) / (N + 1)}, edited(certificate)
     with pytest.raises(CertificateError, match="contradicts the rest"):
-        Certificate.from_dict(edited(certificate) | {"slack": 0.05})
-    made_to_fit = Certificate.from_dict(edited(certificate) | fitting)
+        Certificate.from_dict(document | {"evidence": document["evidence"] | {"slack": 0.05}})
+    made_to_fit = Certificate.from_dict(document | {"evidence": document["evidence"] | fitting})
     assert not made_to_fit.signed, "a gateway takes it only if its policy allows unsigned ones"
 
 
