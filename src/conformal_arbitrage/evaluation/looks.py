@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.forms import ByGroup, Cluster, Dial, Learned, Threshold
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import question_digests, text_digests
@@ -31,10 +32,6 @@ MOST_ROWS = 20_000
 """Rows kept per look: those with the smallest digests, so that looks at the same rows keep the same ones."""
 
 Digests = NDArray[np.uint64]
-_CHOSEN = (
-    "loss", "loss_bound", "guardian_sees", "boundary", "binarized", "missing_guardian", "cluster", "max_cluster_size",
-    "confidence", "zero_one", "by", "small_groups", "score", "grid", "columns",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +64,22 @@ def calibration_terms(certificate: Certificate) -> str:
 
     The budget of a dial is not among it: that may be chosen after looking.
     """
-    chosen = {name: getattr(certificate, name) for name in _CHOSEN}
-    dial, learned = certificate.dial is not None, certificate.learned
-    features = None if learned is None else [*learned.features, learned.menu_size, learned.group_source]
-    chosen |= {"dial": dial, "alpha": None if dial else certificate.alpha, "features": features}
+    rule, promise, loss, learned = certificate.rule, certificate.promise, certificate.loss, certificate.learned
+    chosen = {
+        "rule": [type(rule).__name__, certificate.guardian_sees, certificate.boundary, certificate.by],
+        "grid": rule.grid if isinstance(rule, Threshold | ByGroup) else None,
+        "small_groups": rule.small_groups if isinstance(rule, ByGroup) else None,
+        "score": rule.score if isinstance(rule, Learned) else None,
+        "features": None if learned is None else [*learned.features, learned.menu_size, learned.group_source],
+        "promise": [
+            type(promise).__name__,
+            None if isinstance(promise, Dial) else promise.alpha,
+            certificate.confidence,
+        ],
+        "cluster": [promise.cluster, promise.max_cluster_size] if isinstance(promise, Cluster) else None,
+        "loss": [loss.name, loss.bound, loss.in_full_sight, loss.zero_one, loss.binarized, loss.missing_guardian],
+        "columns": certificate.evidence.columns,
+    }
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
