@@ -189,7 +189,7 @@ def test_urls_are_read_through_fsspec(folder):
     for address in ("memory://lake/*.parquet", "memory://lake"):
         scores = ScoreParts.read(address)
         assert len(scores.files) == 3
-        assert calibrate(scores, 0.2).evidence.log_sha256 == expected.log_sha256
+        assert calibrate(scores, 0.2).evidence.log_sha256 == expected.evidence.log_sha256
     memory.rm("/lake", recursive=True)
     with pytest.raises(ScoreLogError, match="no Parquet files"):
         ScoreParts.read("memory://lake/*.parquet")
