@@ -25,7 +25,7 @@ PACKAGE = "conformal_arbitrage."
 Pair = tuple[str, str]
 
 
-_BACKGROUND = tuple(f"{PACKAGE}gateway.{name}" for name in ("auditor", "housekeeping", "watcher"))
+_BACKGROUND = tuple(f"{PACKAGE}gateway.{name}" for name in ("audits", "jobs", "people", "watcher"))
 
 
 class Watch:

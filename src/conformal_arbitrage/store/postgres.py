@@ -32,7 +32,7 @@ from conformal_arbitrage.store.session import (
     PROOF_SECONDS,
     Checkpoint,
     Job,
-    Mode,
+    JobMode,
     Seals,
     Session,
     SingleQuery,
@@ -443,7 +443,7 @@ class PostgresStore(Store):
             self._probing = asyncio.create_task(self.execute("write", _Probe(size)))
         await asyncio.shield(self._probing)
 
-    async def execute(self, mode: Mode, job: Job[_T]) -> _T:
+    async def execute(self, mode: JobMode, job: Job[_T]) -> _T:
         """See `Store.execute`."""
         if mode == "write":
             return await self._write(job)

@@ -320,7 +320,7 @@ def placeholders(values: Collection[object]) -> str:
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 Job = Callable[[Session], _T]
-Mode = Literal["write", "read", "scan", "maintain"]
+JobMode = Literal["write", "read", "scan", "maintain"]
 """How an operation runs: write commits, and so does maintain, which may take long and appends nothing; read takes
 microseconds; scan may take long, and sees one snapshot."""
 
@@ -334,7 +334,7 @@ class Operation(Generic[_P, _T]):
         job: takes the arguments; returns the body of the transaction.
     """
 
-    mode: Mode
+    mode: JobMode
     job: Callable[_P, Job[_T]]
 
     def __call__(self, session: Session, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -342,7 +342,7 @@ class Operation(Generic[_P, _T]):
         return self.job(*args, **kwargs)(session)
 
 
-def operation(mode: Mode) -> Callable[[Callable[Concatenate[Session, _P], _T]], Operation[_P, _T]]:
+def operation(mode: JobMode) -> Callable[[Callable[Concatenate[Session, _P], _T]], Operation[_P, _T]]:
     """Make an operation of a function that is the body of a transaction."""
 
     def decorate(function: Callable[Concatenate[Session, _P], _T]) -> Operation[_P, _T]:
@@ -354,7 +354,7 @@ def operation(mode: Mode) -> Callable[[Callable[Concatenate[Session, _P], _T]], 
     return decorate
 
 
-def prepared(mode: Mode) -> Callable[[Callable[_P, Job[_T]]], Operation[_P, _T]]:
+def prepared(mode: JobMode) -> Callable[[Callable[_P, Job[_T]]], Operation[_P, _T]]:
     """Make an operation of a function that returns the body of a transaction, and itself runs before it begins."""
     return lambda function: Operation(mode, function)
 
@@ -441,7 +441,7 @@ class Store(ABC):
         return await self.execute(operation.mode, operation.job(*args, **kwargs))
 
     @abstractmethod
-    async def execute(self, mode: Mode, job: Job[_T]) -> _T:
+    async def execute(self, mode: JobMode, job: Job[_T]) -> _T:
         """Run a job in a transaction of its own; return once it is committed."""
 
     @abstractmethod

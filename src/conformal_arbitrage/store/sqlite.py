@@ -28,7 +28,7 @@ from conformal_arbitrage.store.session import (
     PROOF_SECONDS,
     SQLITE,
     Job,
-    Mode,
+    JobMode,
     Seals,
     Session,
     Store,
@@ -139,7 +139,7 @@ class SQLiteStore(Store):
             await writer.submit(_probe_more if writer.doubted else _probe)
         return await self.change_count()
 
-    async def execute(self, mode: Mode, job: Job[_T]) -> _T:
+    async def execute(self, mode: JobMode, job: Job[_T]) -> _T:
         """See `Store.execute`. Short reads run here, on the event loop."""
         if mode in ("write", "maintain"):
             return await self._writer.submit(job)
