@@ -9,7 +9,7 @@ from conformal_arbitrage.calibration import forms
 
 PARTS = {
     "rule": (forms.Threshold, forms.ByGroup, forms.Learned, forms.Path),
-    "promise": (forms.Average, forms.Confident, forms.Dial, forms.Cluster, forms.Session),
+    "promise": (forms.Average, forms.Confident, forms.Dial, forms.Cluster, forms.PerSession),
     "loss": (forms.Regret, forms.Net, forms.Own),
     "evidence": (forms.Evidence,),
     "provenance": (forms.Provenance,),

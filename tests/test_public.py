@@ -126,7 +126,9 @@ def test_no_public_name_is_defined_in_two_modules():
     homes = defaultdict(set)
     for path in sorted(SOURCE.rglob("*.py")):
         for name in definitions(path):
-            operation = path.parent.name == "store" and name.islower()  # is read with its module: reviews.take, claims.take
+            operation = (
+                path.parent.name == "store" and name.islower()
+            )  # is read with its module: reviews.take, claims.take
             if not name.startswith("_") and not name.endswith("_command") and not operation:
                 homes[name].add(str(path.relative_to(SOURCE)))
     shared = {name: sorted(paths) for name, paths in homes.items() if len(paths) > 1}

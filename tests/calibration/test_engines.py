@@ -187,7 +187,7 @@ def test_what_spark_certified_threads_verify_and_the_other_way_round(tmp_path, k
     files = ScoreParts.read(write_parts(log, tmp_path / "p", [100, 130]), rows_per_part=64)
     table = SparkTable(frame=frame_of(log.select(range(299, -1, -1)), partitions=4))
     by_spark, by_threads = (calibrate(source, "0.3", **keywords) for source in (table, files))
-    assert by_spark.log_sha256 == by_threads.log_sha256
+    assert by_spark.evidence.log_sha256 == by_threads.evidence.log_sha256
     assert verify(by_spark, files, engine="threads")
     assert verify(by_threads, table)
     other = ScoreParts.read(write_parts(some_log(300, 1, kind=kind, missing=0.1), tmp_path / "other", [100]))

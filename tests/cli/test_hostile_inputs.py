@@ -31,7 +31,7 @@ def test_differences_between_several_thresholds_are_told_as_json(run, monkeypatc
     run("calibrate", write_log("one.parquet"), "--alpha", "0.2", *options, "-o", "c.json")
     told = run("verify", "c.json", write_log("other.parquet", n=110), "--json", code=1)
     differences = json.loads(told.stdout)["differences"]
-    field = "dial" if "--dial" in options else "groups"
+    field = "stops" if "--dial" in options else "groups"
     assert differences[field]["certificate"] != differences[field]["recomputed"]
 
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ChatRequest, ScoreLog
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.collecting.collect import collect, estimate, has_person, summary
+from conformal_arbitrage.collecting.collect import collect, collected_totals, estimate, has_person
 from conformal_arbitrage.collecting.questions import Requests
 from conformal_arbitrage.errors import ArbitrageError
 from conformal_arbitrage.live.config import read_config
@@ -655,7 +655,7 @@ def test_a_person_grades_with_keys_and_can_continue_later(run):
         second = collect_with_keys("h\nh\n-\n-\n", "--concurrency", "1", "--json")
         assert second.returncode == 0, second.stderr
         assert "Request 0?" not in second.stderr
-        assert said(json.loads(second.stdout), "missing_guardian_rows") == 1
+        assert json.loads(second.stdout)["missing_guardian_rows"] == 1
         assert len(upstream.bodies) == 9
     log = ScoreLog.read("log.parquet")
     assert sorted(log.outcome("correct")[:2].tolist()) == grades
@@ -922,7 +922,7 @@ def test_collect_takes_paths_writes_the_log_and_returns_it(run):
         )
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert log.primary.tolist() == ScoreLog.read("log.parquet").primary.tolist() == [0.6, 0.4] * 3
-    assert summary(log)["rows"] == 3
+    assert collected_totals(log)["rows"] == 3
 
 
 def test_collect_takes_a_configuration_and_questions_in_memory(run):

@@ -298,7 +298,7 @@ def test_options_of_the_certificate_in_force_are_kept(world):
         next, _ = await world.renew()
         certificate = next.certificate
         assert (certificate.boundary, certificate.confidence, certificate.alpha) == ("random", 0.9, ALPHA)
-        assert certificate.provenance.key_sha256 == root.key_sha256
+        assert certificate.provenance.key_sha256 == root.provenance.key_sha256
         assert certificate.identities == root.identities
         assert "of each certificate by itself" in certificate.guarantee
         assert verify(certificate.with_key_of(SECRET), next.log).ok
@@ -324,7 +324,7 @@ def test_rows_of_other_models_and_certificates_that_cannot_be_renewed_do_not_cou
         await world.install(calibrate(clustered, ALPHA, cluster="group", max_cluster_size=N // 2).sign(SECRET))
         with pytest.raises(OptionError, match="renewal and cluster do not go together"):
             await world.ahead()
-        await world.store.run(policies.install, "support", {"kind": "path"}, by="test")
+        await world.store.run(policies.install, "support", {"rule": {"type": "path"}}, by="test")
         with pytest.raises(OptionError, match="renewal and path do not go together"):
             await world.ahead()
         await world.install(calibrate(log, ALPHA))

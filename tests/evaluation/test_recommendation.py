@@ -20,7 +20,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.evaluation.recommendation import _budgets, _check_pairs, read_route_plan
-from tests.certificates import said
+from tests.certificates import edited, said
 from tests.conftest import BUNDLED
 
 KEY = b"0123456789abcdef"
@@ -156,7 +156,7 @@ def grouped(n=800, *, seed=0):
 
 def test_a_learned_score_is_chosen_where_it_pays():
     advice = recommend(grouped(), 0.1, key=KEY)
-    assert advice.chosen.score == advice.certificate.score == "auto"
+    assert advice.chosen.score == advice.certificate.rule.score == "auto"
     margin = min(o.deferred for o in advice.options if o.score == "margin" and o.eligible)
     assert advice.chosen.deferred < margin - 0.1
     assert "group" in dict(advice.facts())["score"]
@@ -239,9 +239,10 @@ def test_the_commands_that_are_printed_come_to_the_same_certificate(run):
     assert not Path("plan.toml").exists()
     for command in document["commands"]:
         run(*command.split()[1:])
-    made = Certificate.load("certificate.json").to_dict()
-    same = {name: value for name, value in document["certificate"].items() if name not in ("created", "looked_at")}
-    assert {name: made[name] for name in same} == same
+    written = edited(Certificate.load("certificate.json").to_dict(), {"created": ""})
+    printed = edited(document["certificate"], {"created": ""})
+    same = {name: value for name, value in printed.items() if name != "looked_at"}
+    assert {name: written[name] for name in same} == same
     seen = run("calibrate", "tuning.parquet", *COLUMNS, "--alpha", "0.05")
     assert "100 % of these rows were looked at before (recommend)" in seen.stderr
 

@@ -12,7 +12,7 @@ def measured():
     [
         ("menu, answered by the Primary", 25),
         ("text, answered by the Primary", 25),
-        ("text, a deferred stream of three words", 60),
+        ("text, a deferred stream of three words", 65),
     ],
 )
 def test_a_request_makes_few_calls_between_modules_and_none_to_a_higher_layer(measured, request_name, most):

@@ -221,11 +221,11 @@ def test_menus_need_no_grades(house):
 
 
 def test_a_person_grades_without_seeing_which_model_answered(shadowed):
-    gateway = shadowed(count=8)
+    gateway = shadowed(count=30)  # which model is shown first depends on ids, and must differ somewhere
     command_line = [sys.executable, "-m", "conformal_arbitrage", "records", "grade", "--policy", "support", "--grade",
                     "human", "--config", str(gateway.path)]  # fmt: skip
-    done = subprocess.run(command_line, input="y\nn\n" * 8, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command_line, input="y\nn\n" * 30, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "Graded: 8 rows" in done.stdout
+    assert "Graded: 30 rows" in done.stdout
     first = {record.feedback[0].grades.primary for record in gateway.records()}
     assert first == {0.0, 1.0}  # y came first, and either model did

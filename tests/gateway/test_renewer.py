@@ -171,10 +171,7 @@ def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
         served.with_store(by_hand)
         newest = history(served)[0]
         assert (said(newest.certificate, "n"), newest.certificate["ancestry"]["step"]) == (needed, "after red")
-        assert (said(newest.certificate, "no_opinion_rows"), said(newest.certificate, "missing_guardian_rows")) == (
-            0,
-            0,
-        )
+        assert not {"no_opinion_rows", "missing_guardian_rows"} & set(newest.certificate["evidence"])  # 0 is left out
         assert newest.alarm is None
         ask(served, 1)
         record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]

@@ -27,15 +27,15 @@ from conformal_arbitrage.calibration.forms import (
     Dial,
     Evidence,
     Learned,
+    LossTerms,
     Net,
     Own,
+    PerSession,
     Promise,
     Regret,
     Rule,
-    Session,
     Threshold,
 )
-from conformal_arbitrage.calibration.forms import Loss as LossTerms
 from conformal_arbitrage.calibration.learning import LearnedFit, learn_score
 from conformal_arbitrage.calibration.options import (
     STOPS,
@@ -1068,7 +1068,7 @@ def _promise(
         return Cluster(
             alpha=alpha, cluster=options.cluster, clusters=clusters, max_cluster_size=options.max_cluster_size
         )
-    return Session(alpha=alpha) if session else Average(alpha=alpha)
+    return PerSession(alpha=alpha) if session else Average(alpha=alpha)
 
 
 def _loss(

@@ -29,13 +29,13 @@ from conformal_arbitrage.calibration.forms import (
     Dial,
     Evidence,
     Learned,
-    Loss,
+    LossTerms,
     Net,
     Own,
+    PerSession,
     Promise,
     Provenance,
     Rule,
-    Session,
     Status,
     Threshold,
 )
@@ -828,7 +828,7 @@ class Certificate:
     schema: int = SCHEMA
     rule: Rule
     promise: Promise
-    loss: Loss
+    loss: LossTerms
     evidence: Evidence
     provenance: Provenance
     guarantee: str
@@ -930,7 +930,7 @@ class Certificate:
             "path": isinstance(self.rule, forms.Path),
             "learned": isinstance(self.rule, Learned),
             "cluster": isinstance(self.promise, Cluster),
-            "session": isinstance(self.promise, Session),
+            "session": isinstance(self.promise, PerSession),
             "confidence": self.confidence is not None,
             "dial": isinstance(self.promise, Dial),
             "groups": isinstance(self.rule, ByGroup),
@@ -1318,7 +1318,7 @@ def read_pair(document: Mapping[str, Any], *, source: str = "certificate") -> Ce
 def issue(
     rule: Rule,
     promise: Promise,
-    loss: Loss,
+    loss: LossTerms,
     evidence: Evidence,
     *,
     identities: dict[str, Any] | Literal["unbound"],

@@ -201,14 +201,14 @@ class Cluster(_Part, tag="cluster", frozen=True, kw_only=True):
     max_cluster_size: int
 
 
-class Session(_Part, tag="session", frozen=True, kw_only=True):
+class PerSession(_Part, tag="session", frozen=True, kw_only=True):
     """The expected loss of the next session is at most alpha; a row is a whole session."""
 
     alpha: float
 
 
 # A promise for a whole batch of queries at once is one more class here, one sentence in words.py and its rows in NO_PROOF.
-Promise = Average | Confident | Dial | Cluster | Session
+Promise = Average | Confident | Dial | Cluster | PerSession
 
 
 # --- Losses ---
@@ -298,7 +298,7 @@ class Own(_Bounded, tag="own", frozen=True, kw_only=True):
         return self.full_sight_loss
 
 
-Loss = Regret | Net | Own
+LossTerms = Regret | Net | Own
 
 
 # --- Evidence, provenance, and the place in a chain ---

@@ -13,13 +13,13 @@ from conformal_arbitrage.calibration.forms import (
     Dial,
     Evidence,
     Learned,
-    Loss,
+    LossTerms,
     Net,
     Own,
     Path,
+    PerSession,
     Promise,
     Rule,
-    Session,
     Step,
     Threshold,
 )
@@ -29,7 +29,9 @@ from conformal_arbitrage.core.learned import spendable_losses
 from conformal_arbitrage.core.losses import as_fraction
 
 
-def guarantee(rule: Rule, promise: Promise, loss: Loss, evidence: Evidence, ancestry: Ancestry | None = None) -> str:
+def guarantee(
+    rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, ancestry: Ancestry | None = None
+) -> str:
     """Return the guarantee of one certificate as a paragraph, with what its chain adds to it, or takes from it."""
     if isinstance(rule, Path):
         text = _path_guarantee(rule, promise, loss, evidence)
@@ -38,7 +40,7 @@ def guarantee(rule: Rule, promise: Promise, loss: Loss, evidence: Evidence, ance
     return text if ancestry is None else _in_chain(text, ancestry, rule, promise)
 
 
-def summary(rule: Rule, promise: Promise, loss: Loss, evidence: Evidence, ancestry: Ancestry | None = None) -> str:
+def summary(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, ancestry: Ancestry | None = None) -> str:
     """Return the guarantee in two lines, for a screen; that there is none, if so."""
     if ancestry is not None and ancestry.no_guarantee is not None:
         return f"There is no guarantee: {ancestry.no_guarantee}."
@@ -57,7 +59,7 @@ def summary(rule: Rule, promise: Promise, loss: Loss, evidence: Evidence, ancest
         says = f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
         return f"{says}\n{bounded}"
     threshold, shown = repr(rule.relaxation), "the candidates" if rule.guardian_sees == "candidates" else "every action"
-    if isinstance(promise, Session):
+    if isinstance(promise, PerSession):
         says = f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
     elif evidence.router:
         says = f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
@@ -75,9 +77,9 @@ def as_written(value: float) -> str:
 # --- A pair ---
 
 
-def _pair_guarantee(rule: Threshold | ByGroup | Learned, promise: Promise, loss: Loss, evidence: Evidence) -> str:
+def _pair_guarantee(rule: Threshold | ByGroup | Learned, promise: Promise, loss: LossTerms, evidence: Evidence) -> str:
     router = evidence.router
-    described = _described(loss, router=router, session=isinstance(promise, Session))
+    described = _described(loss, router=router, session=isinstance(promise, PerSession))
     absent = _counted_without_guardian(loss.missing_guardian)
     if rule.status == "always_defer":
         return " ".join([_always_defer(promise.alpha, loss, router=router), described, absent])
@@ -101,7 +103,7 @@ def _pair_guarantee(rule: Threshold | ByGroup | Learned, promise: Promise, loss:
     return " ".join([*parts, absent, not_promised])
 
 
-def _promised(rule: Threshold | ByGroup | Learned, promise: Promise, loss: Loss, n: int) -> str:
+def _promised(rule: Threshold | ByGroup | Learned, promise: Promise, loss: LossTerms, n: int) -> str:
     """Return the sentence of a promise."""
     if isinstance(rule, ByGroup):
         return _groups_promise(rule, promise, rows_needed(promise.alpha, loss.bound))
@@ -118,7 +120,7 @@ def _promised(rule: Threshold | ByGroup | Learned, promise: Promise, loss: Loss,
             return _dial_promise(alpha, n, confidence, stops)
         case Cluster(alpha=alpha, clusters=clusters, max_cluster_size=largest):
             return _cluster_promise(alpha, n, clusters, largest)
-        case Session(alpha=alpha):
+        case PerSession(alpha=alpha):
             return _session_promise(alpha, n)
 
 
@@ -131,7 +133,7 @@ def _groups_promise(rule: ByGroup, promise: Promise, fewest: int) -> str:
     return f"{sentence}{shared} {_group_list(rule.by, rule.groups, fewest if merged else 0)}"
 
 
-def _spread(promise: Promise, loss: Loss, evidence: Evidence) -> float:
+def _spread(promise: Promise, loss: LossTerms, evidence: Evidence) -> float:
     """Return how far the long-run loss of one certificate typically lies from alpha."""
     if evidence.spread is not None:
         return evidence.spread
@@ -151,18 +153,18 @@ def _bounded(promise: Promise, n: int) -> str:
             confident = f"With probability {as_written(confidence)} the long-run loss of this certificate"
             return f"{confident} is at most {alpha}, {stays} {n} rows."
         case _:
-            unit = "session" if isinstance(promise, Session) else "decision"
+            unit = "session" if isinstance(promise, PerSession) else "decision"
             return f"The expected loss of the next {unit} is at most {alpha}, {stays} {n} rows."
 
 
-def _described(loss: Loss, *, router: bool, session: bool) -> str:
+def _described(loss: LossTerms, *, router: bool, session: bool) -> str:
     """Return what the loss is, and what is declared about it."""
     described = _SESSION_LOSS.format(bound=as_written(loss.bound)) if session else _loss(loss, router=router)
     described += _in_full_sight(loss.full_sight_loss, router=router) if isinstance(loss, Own) else ""
     return described + (_ZERO_ONE.format(bound=as_written(loss.bound)) if loss.zero_one else "")
 
 
-def _loss(loss: Loss, *, router: bool) -> str:
+def _loss(loss: LossTerms, *, router: bool) -> str:
     if isinstance(loss, Net):
         choice = "answer given" if router else "action taken"
         what = f"the grade of the Guardian's choice minus that of the {choice}, negative where the latter is the better one"
@@ -180,7 +182,7 @@ def _loss(loss: Loss, *, router: bool) -> str:
 
 def _router_rule(rule: Threshold | ByGroup, promise: Promise, score_digits: int) -> str:
     relaxation = rule.relaxation if isinstance(rule, Threshold) else None
-    if isinstance(promise, Session):
+    if isinstance(promise, PerSession):
         return _SESSION_RULE.format(relaxation=repr(relaxation), digits=score_digits)
     threshold = "the threshold of its group" if relaxation is None else repr(relaxation)
     return (
@@ -189,7 +191,7 @@ def _router_rule(rule: Threshold | ByGroup, promise: Promise, score_digits: int)
     )
 
 
-def _missing_text(loss: Loss) -> list[str]:
+def _missing_text(loss: LossTerms) -> list[str]:
     """Return the sentence about rows without a Guardian score, if they are counted."""
     if not loss.missing_guardian:
         return []
@@ -375,7 +377,7 @@ def _at_most(loss: float) -> str:
     return f"at most {as_written(loss)}" if loss else "0"
 
 
-def _always_defer(alpha: float, loss: Loss, *, router: bool) -> str:
+def _always_defer(alpha: float, loss: LossTerms, *, router: bool) -> str:
     why = "so it was declared" if isinstance(loss, Own) else "it is 0 by definition, whatever the queries"
     where = (
         "is answered by the Guardian"
@@ -447,7 +449,7 @@ def chain_text(models: Sequence[str]) -> str:
     return " > ".join(models)
 
 
-def _path_guarantee(rule: Path, promise: Promise, loss: Loss, evidence: Evidence) -> str:
+def _path_guarantee(rule: Path, promise: Promise, loss: LossTerms, evidence: Evidence) -> str:
     alpha, n, guardian, net = as_written(promise.alpha), evidence.n, rule.guardian, isinstance(loss, Net)
     if rule.status == "always_defer":
         return (
@@ -474,7 +476,7 @@ def _path_guarantee(rule: Path, promise: Promise, loss: Loss, evidence: Evidence
     return " ".join([*parts, _PATH_NOT_PROMISED])
 
 
-def _path_summary(rule: Path, promise: Promise, loss: Loss, n: int) -> str:
+def _path_summary(rule: Path, promise: Promise, loss: LossTerms, n: int) -> str:
     alpha = as_written(promise.alpha)
     if rule.status == "always_defer":
         return f"Every query goes to {rule.guardian}: {n} rows are too few for alpha {alpha}."

@@ -27,7 +27,7 @@ from conformal_arbitrage.cli.output import (
     warn,
 )
 from conformal_arbitrage.collecting import collect as collecting
-from conformal_arbitrage.collecting.collect import Collection, Progress, replies_path, summary
+from conformal_arbitrage.collecting.collect import Collection, Progress, collected_totals, replies_path
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 from conformal_arbitrage.live.build import Models
@@ -225,7 +225,7 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     arbitrage collect questions.jsonl -o cascade.parquet --path
     """
     options.refuse_same(questions, output)
-    models = _with_settings(options.read_pair(config, settings.pop("policy")), config, settings)
+    models = _with_settings(options.read_policy_config(config, settings.pop("policy")), config, settings)
     rows = _read_rows(questions, settings)
     limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost")}
     if settings["path"]:
@@ -282,7 +282,7 @@ def _listed(text: str | None) -> tuple[str, ...]:
 
 
 def _show_collected(log: ScoreLog, output: str, *, as_json: bool) -> None:
-    totals = summary(log)
+    totals = collected_totals(log)
     known, unknown = stored_cost(replies_path(output))
     totals["cost"] = None if unknown else known
     if as_json:
@@ -346,7 +346,7 @@ def ask_command(
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
     loaded = options.load_certificate(certificate, Path(config).parent)
-    configuration = options.read_pair(config, policy)
+    configuration = options.read_policy_config(config, policy)
     form = _form_of(loaded, actions)
     if bool(actions) != (form == "menu"):
         remedy = "drop --action" if actions else "give --action for each option"

@@ -607,7 +607,7 @@ def columns_of(certificate: Certificate, primary: str | None, guardian: str | No
 # --- Configurations, and the secret and the store beside them ---
 
 
-def read_pair(config: str, policy: str | None) -> Config:
+def read_policy_config(config: str, policy: str | None) -> Config:
     """Read a configuration, and bring the pair of a policy into its short form if one is named."""
     configuration = read_config(config)
     return configuration if policy is None else configuration.for_policy(policy)

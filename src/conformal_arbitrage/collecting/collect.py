@@ -269,7 +269,7 @@ def has_person(config: Config, grade: str | None = None) -> bool:
     return grade == "human" or any(config.section(role).is_person for role in ROLES)
 
 
-def summary(log: ScoreLog) -> dict[str, Any]:
+def collected_totals(log: ScoreLog) -> dict[str, Any]:
     """Return the number of rows, failures and dollars of a collected log."""
     figures: dict[str, Any] = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum())}
     for role, usage in (("primary", log.primary_usage), ("guardian", log.guardian_usage)):

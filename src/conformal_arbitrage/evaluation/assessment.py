@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions
-from conformal_arbitrage.calibration.forms import Cluster, Session
+from conformal_arbitrage.calibration.forms import Cluster, PerSession
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
@@ -183,7 +183,7 @@ def assess(
 def _refuse_other_rows(certificate: Certificate, log: ScoreLog) -> None:
     """Refuse rows that were selected by their scores, or are another unit than the certificate's."""
     refuse_unfit(log)
-    if has_sessions(log) != isinstance(certificate.promise, Session):
+    if has_sessions(log) != isinstance(certificate.promise, PerSession):
         raise OptionError(
             "a certificate for sessions is assessed on rows of sessions, and any other on rows of queries"
         )

@@ -69,7 +69,7 @@ class RuleRows:
     n: int
 
 
-Rule = Callable[[RuleRows, RuleRows, float], Bools]
+KeepRule = Callable[[RuleRows, RuleRows, float], Bools]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class NamedRule:
 
     name: str
     promise: str
-    keeps: Rule
+    keeps: KeepRule
     binary: bool = False
     net: bool = False
     promises_loss: bool = False

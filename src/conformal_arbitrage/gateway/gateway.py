@@ -26,11 +26,11 @@ from conformal_arbitrage.gateway.auth import Authenticator, admit_first_key, che
 from conformal_arbitrage.gateway.decider import Decider, calls_limit, spending_limit
 from conformal_arbitrage.gateway.http import (
     AccessLog,
-    Endpoint,
     Handler,
     Incoming,
     Refresher,
     RequestLimits,
+    RouteEndpoint,
     Shortcut,
     error_document,
     error_response,
@@ -293,8 +293,8 @@ class Gateway:
             ("GET", "/metrics", "metrics", self._figures),
         ]
 
-    def _endpoint(self, path: str, scope: Scope, handler: Handler) -> Endpoint:
-        return Endpoint(
+    def _endpoint(self, path: str, scope: Scope, handler: Handler) -> RouteEndpoint:
+        return RouteEndpoint(
             handler,
             path,
             scope,

@@ -101,7 +101,7 @@ Trace = Callable[[ASGIScope, str, Exchange], AbstractContextManager[object]]
 """Records a request of a route while it is served."""
 
 
-class Endpoint:
+class RouteEndpoint:
     """One route that needs a key: identifies the caller, reads the body and runs the handler within the limits.
 
     Args:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
-from conformal_arbitrage.calibration.forms import Session
+from conformal_arbitrage.calibration.forms import PerSession
 from conformal_arbitrage.calibration.learned import text_embedding
 from conformal_arbitrage.calibration.options import refusal
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
@@ -20,7 +20,7 @@ def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
         StaleCalibrationError: it was made from a log that is not in router form, or whose rows are another unit.
         CertificateError: it has groups, and the policy decides by session.
     """
-    if by_session != isinstance(certificate.promise, Session):
+    if by_session != isinstance(certificate.promise, PerSession):
         unit, other = ("session", "queries") if by_session else ("query", "sessions")
         raise StaleCalibrationError(
             f"the certificate was made for {other}, and this policy decides by {unit}; calibrate on rows of the right kind, "

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_pair, read_quantiles
-from conformal_arbitrage.calibration.forms import Net, Session
+from conformal_arbitrage.calibration.forms import Net, PerSession
 from conformal_arbitrage.calibration.options import refusal, refuse_combination
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
@@ -320,7 +320,7 @@ def lines_of(certificate: Certificate, alarm_line: AlarmLine = "luck") -> dict[s
     Raises:
         OptionError: there is nothing to watch, or nothing that can be.
     """
-    if isinstance(certificate.promise, Session):
+    if isinstance(certificate.promise, PerSession):
         refuse_combination("monitor", "session")
     if certificate.groups is None:
         return {"": certificate_lines(certificate, alarm_line=alarm_line)}

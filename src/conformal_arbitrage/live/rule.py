@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.forms import Learned, Threshold
 from conformal_arbitrage.core.exact import LARGEST_SCORE, row_gaps, row_margin
 from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
 from conformal_arbitrage.live.binding import UNBOUND, check_identities, check_router_form
@@ -650,13 +651,13 @@ def sighted(
     A learned score takes the Primary's output tokens from what its call took; a reply from a cache took none, so that
     its tokens are unknown.
     """
-    id, group = question.id, question.group
-    if certificate.learned is None:
-        relaxation = certificate.relaxation if certificate.groups is None else certificate.threshold(group)[0]
+    id, group, rule = question.id, question.group, certificate.rule
+    if not isinstance(rule, Learned) or rule.terms is None:
+        relaxation = rule.relaxation if isinstance(rule, Threshold) else certificate.threshold(group)[0]
         candidates, margin, _ = certificate.sight(scores, id=id, group=group)
         return Sighted(candidates, margin, relaxation)
     tokens = spent.output_tokens if spent.calls else None
-    text = question.text if "text" in certificate.learned.features else None
+    text = question.text if "text" in rule.terms.features else None
     candidates, margin, use = certificate.sight(scores, id=id, group=group, tokens=tokens, text=text)
     return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
 

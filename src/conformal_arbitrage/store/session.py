@@ -320,6 +320,7 @@ def placeholders(values: Collection[object]) -> str:
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
 Job = Callable[[Session], _T]
+RowsReader = Callable[[Sequence[Any]], _T]
 JobMode = Literal["write", "read", "scan", "maintain"]
 """How an operation runs: write commits, and so does maintain, which may take long and appends nothing; read takes
 microseconds; scan may take long, and sees one snapshot."""
@@ -368,7 +369,7 @@ class SingleQuery(Struct, Generic[_T], frozen=True):
 
     sql: str
     values: tuple[str | float | None, ...]
-    read: Callable[[Sequence[Any]], _T]
+    read: RowsReader[_T]
 
     def __call__(self, session: Session) -> _T:
         """Run within a transaction."""
