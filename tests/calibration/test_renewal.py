@@ -5,7 +5,7 @@ import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
 from conformal_arbitrage.calibration.certificate import document_sha256
-from conformal_arbitrage.calibration.forms import Ancestry, CalibratedThreshold, Learned, Session
+from conformal_arbitrage.calibration.forms import Ancestry, CalibratedThreshold, Learned, PerSession
 from conformal_arbitrage.calibration.renewal import (
     RenewalChain,
     chain_of,
@@ -166,7 +166,7 @@ def test_what_has_no_proof_is_refused_by_name():
     clustered = calibrate(log_of(300, group=["a", "b", "c"] * 100), 0.1, cluster="group", max_cluster_size=100)
     with pytest.raises(OptionError, match="renewal and cluster do not go together"):
         refuse_renewal(clustered)
-    sessions = replace(calibrate(log_of(300), 0.1), promise=Session(alpha=0.1))
+    sessions = replace(calibrate(log_of(300), 0.1), promise=PerSession(alpha=0.1))
     for refuse in (refuse_renewal, refuse_tightening):
         with pytest.raises(OptionError, match="and session do not go together"):
             refuse(sessions)

@@ -15,7 +15,7 @@ from conformal_arbitrage import (
     StaleCalibrationError,
     calibrate,
 )
-from conformal_arbitrage.calibration.forms import Session
+from conformal_arbitrage.calibration.forms import PerSession
 from conformal_arbitrage.live.binding import check_router_form
 from conformal_arbitrage.live.monitor import deferring, false_red_of_policy, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
@@ -85,7 +85,7 @@ def test_the_router_takes_the_threshold_of_the_requests_group():
 
 
 def test_sessions_and_groups_are_refused_together():
-    certificate = replace(calibrate(world(), 0.05, by="group"), promise=Session(alpha=0.05))
+    certificate = replace(calibrate(world(), 0.05, by="group"), promise=PerSession(alpha=0.05))
     with pytest.raises(CertificateError, match="session and groups do not go together"):
         check_router_form(certificate, by_session=True)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.forms import Cluster, Own, Session, Threshold
+from conformal_arbitrage.calibration.forms import Cluster, Own, PerSession, Threshold
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.monitor import deferring, served_figure, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
@@ -32,7 +32,7 @@ NO_THRESHOLD = Threshold(relaxation=None, boundary_u=None, guardian_sees="all", 
     ("change", "words"),
     [
         ({"rule": NO_THRESHOLD}, "nothing to watch"),
-        ({"promise": Session(alpha=0.05)}, "whole sessions"),
+        ({"promise": PerSession(alpha=0.05)}, "whole sessions"),
         ({"loss": Own(bound=1.0, name="mine")}, "registered with it by name"),
     ],
 )
