@@ -20,7 +20,7 @@ from conformal_arbitrage.calibration.forms import (
     Net,
     Own,
     Regret,
-    Session,
+    PerSession,
     Step,
     Threshold,
 )
@@ -79,7 +79,7 @@ def certificates():
     for relaxation, name, binarized, router, sees, boundary, missing, promise in itertools.product(
         (0.25, None), ("guardian_regret", "net", "mine"), (False, True), (False, True),
         ("all", "candidates", "all-restricted-loss"), ("include", "random"), (None, "worst_case"),
-        (Average(alpha=0.1), CLUSTER, Session(alpha=0.1)),
+        (Average(alpha=0.1), CLUSTER, PerSession(alpha=0.1)),
     ):  # fmt: skip
         rule = Threshold(relaxation=relaxation, boundary_u=None, guardian_sees=sees, boundary=boundary)
         common = {"bound": 1.0, "binarized": binarized, "missing_guardian": missing}
@@ -89,7 +89,7 @@ def certificates():
             "mine": Own(**common, name="mine", full_sight_loss=0.05),
         }[name]
         evidence = Evidence(**EVIDENCE, router=router, spread=0.01 if name == "net" else None)
-        if router or not isinstance(promise, Session):
+        if router or not isinstance(promise, PerSession):
             yield guarantee(rule, promise, loss, evidence)
             if not isinstance(promise, Cluster):
                 yield summary(rule, promise, loss, evidence)

@@ -84,7 +84,7 @@ def passes(parts, alpha, **keywords):
 def test_one_pass_is_enough_where_a_sample_tells_where_the_threshold_is(tmp_path, monkeypatch, sees):
     monkeypatch.setattr(parts_module, "_FIRST", 64)  # so that no bucket holds a single gap
     log = plain_log(100_000)
-    parts = ScoreParts.read(write_parts(log, tmp_path / "p", [30_000, 31_000]), rows_per_part=1)
+    parts = ScoreParts.read(write_parts(log, tmp_path / "p", [30_000, 31_000]), rows_per_part=20_000)
     certificate, seen = passes(parts, "0.05", guardian_sees=sees)
     assert seen == 1
     assert not same(calibrate(log, "0.05", guardian_sees=sees), certificate)
