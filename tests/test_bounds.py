@@ -19,8 +19,8 @@ from conformal_arbitrage.calibration.forms import (
     Learned,
     Net,
     Own,
-    Regret,
     PerSession,
+    Regret,
     Step,
     Threshold,
 )
