@@ -392,7 +392,7 @@ MEMORY = """
 import re, sys
 from pathlib import Path
 from conformal_arbitrage import ScoreParts, calibrate
-calibrate(ScoreParts.read(sys.argv[1], rows_per_part=1), "0.05", guardian_sees="candidates", engine="threads")
+calibrate(ScoreParts.read(sys.argv[1], rows_per_part=1 << 16), "0.05", guardian_sees="candidates", engine="threads")
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
