@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Claim, PostgresStore, claims, events, integrity, open_store, pages, policies
+from conformal_arbitrage.store import Claim, PostgresStore, claims, events, integrity, open_store, pages
 from conformal_arbitrage.store import keys as stored_keys
 from tests.database_faults import backends, crash, locked, pooled, stopped
 from tests.gateway.durability import Gateway, calls_by_name, decision_request, write_config
@@ -141,7 +141,7 @@ def test_a_claim_is_not_held_up_by_another_gateway_that_stopped_in_the_middle_of
             other.execute("update claims set lease = lease")
             with pytest.raises(StoreError, match="holds a lock"):
                 await store.run(claims.take, "k", "n", "b", lease=60)
-            other.run(policies.rollback)
+            other.rollback()
         assert isinstance(claim, Claim)
         assert isinstance(await store.run(claims.take, "k", "n", "b", lease=60), Claim)
         await store.close()

@@ -204,8 +204,8 @@ def test_retries_ask_the_primary_once_and_keep_the_quota(keyed, tmp_path):
 
 
 def test_retries_that_ask_the_primary_again_are_caught(tmp_path, monkeypatch):
-    async def afresh(self, turn, place, policy, question):
-        turn.questions[place] = question
+    async def afresh(self, attempt, place):
+        return None
 
     monkeypatch.setattr(DecisionRoutes, "_earlier", afresh)
     measured, calls = asyncio.run(retried(tmp_path, keyed=True))

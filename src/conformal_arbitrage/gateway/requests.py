@@ -296,6 +296,8 @@ class Attempt:
                 news=news,
                 undelivered=without_key,
             )
+        # Known here at once: a retry may come before the store is next asked how it stands.
+        self._store.has_undelivered = True
 
     async def end_early(self, finish: str) -> None:
         """Record that an answer which was opened has no end; it is not kept under the idempotency key."""

@@ -423,7 +423,8 @@ class Store(ABC):
     Attributes:
         seals: sign what is stored.
         schema: which tables the database has.
-        has_undelivered: whether there may be decisions for `claims.take_undelivered`, as of the last `change_count`.
+        has_undelivered: whether there may be decisions for `claims.take_undelivered`: as of the last `change_count`, and
+            set by whoever commits one.
     """
 
     schema: StoreSchema
