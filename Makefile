@@ -37,8 +37,8 @@ coverage:  ## all tests, those with a real model first, and the share of lines a
 	$(MAKE) test-live TEST="--cov --cov-report="
 	$(MAKE) test TEST="--cov --cov-append --cov-report="
 	$(MAKE) proof TEST="--cov --cov-append --cov-report="
-	$(BIN)/coverage report --skip-covered --fail-under=97
-	$(BIN)/coverage report --include='*/core/*,*/calibration/*,*/monitoring/*' --fail-under=100
+	$(BIN)/coverage report --skip-covered --fail-under=95
+	$(BIN)/coverage report --include='*/core/*,*/calibration/*,*/monitoring/*' --fail-under=97
 
 test-live: .venv/.installed-live  ## tests with a real model on this machine
 	$(BIN)/pytest -m live $(TEST)
