@@ -359,7 +359,9 @@ def by_command(log: Path, folder: Path, *options: str) -> Bits:
         "groups": ("--by", "group"), "betting": ("--confidence", "0.9"), "binarized": ("--binarize",),
         "dial": ("--dial", "--confidence", "0.9"),
     }.items():  # fmt: skip
-        document = command("calibrate", log, *options, "--alpha", "0.1", *choices, "-o", certificate, "--json")
+        document = command(
+            "calibrate", log, *options, "--alpha", "0.1", *choices, "-o", certificate, "--force", "--json"
+        )
         bits[f"calibrate/{name}"] = thresholds(document) | {"apply": applied(certificate, log, *options)}
         verified = command("verify", certificate, log, *options, "--json")
         bits[f"calibrate/{name}"]["verified"] = verified["ok"]
@@ -367,7 +369,7 @@ def by_command(log: Path, folder: Path, *options: str) -> Bits:
     bits["choose"] = thresholds(command("certificate", "show", folder / "chosen.json", "--json"))
     command("split", log, folder / "explore.parquet", rest, *options, "--seed", "3")
     bits["split"] = [written(folder / "explore.parquet"), written(rest)]
-    command("calibrate", folder / "explore.parquet", *options, "--alpha", "0.1", "-o", certificate)
+    command("calibrate", folder / "explore.parquet", *options, "--alpha", "0.1", "-o", certificate, "--force")
     bits["assess"] = rounded(without(command("assess", certificate, rest, *options, "--json"), *_WORDS))
     command("learn", log, *options, "-o", folder / "scored.parquet")
     scored = ca.ScoreLog.read(folder / "scored.parquet")  # unrounded, so their last digits are the processor's
@@ -458,7 +460,7 @@ def cascade(log: Path, folder: Path, *choices: str) -> Bits:
             "chosen": (), "net": ("--loss", "net"), "seed": ("--seed", "5", "--tuning-share", "0.3"),
         }.items():  # fmt: skip
             command_line = ("calibrate", log, "--path", "--alpha", alpha, *choices, *options, "-o", certificate)
-            document = command(*command_line, "--json")
+            document = command(*command_line, "--force", "--json")
             chain = digest(sorted(leaves(seek(document, "chain"))))
             bits[f"alpha={alpha}/{name}"] = {**thresholds(document), "chain": chain}
             bits["log"] = seek(document, "log_sha256")

@@ -32,6 +32,7 @@ from benchmarks.endpoint import completion, response, served
 from benchmarks.http_load import KEY, Mock, load
 from tests.scripted import chunk, sse
 
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.store import keys
 
 IDLE, HALF, UNREAD = 1000, 1000, 200
@@ -108,7 +109,7 @@ def essays(home: Path) -> None:
     """Add a policy in free text, whose Primary is never sure enough, and a key that sees the metrics."""
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
-    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.live.database import database_of
     from conformal_arbitrage.store import open_store
@@ -120,7 +121,7 @@ def essays(home: Path) -> None:
     grades = {"primary_grade": [1.0] * 100 + [0.0] * 100, "guardian_grade": [1.0] * 200}
     made_by = {**identities_of(config, "essays"), "grader": {"kind": "exact"}}
     log = ScoreLog.from_router(confidence=[0.9] * 100 + [0.5] * 100, **grades, identities=made_by)
-    calibrate(log, 0.05, guardian_sees="all").sign(secret_of(config)).save(home / "essays.json")
+    calibrate(log, 0.05, guardian_sees="all").sign(ProjectSecret.find()).save(home / "essays.json")
 
     async def keyed() -> None:
         store = await open_store(database_of(config))

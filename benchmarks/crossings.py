@@ -1,24 +1,30 @@
 """Count the calls between modules of this package that one chat request makes, and those that go up a layer.
 
-    python -m benchmarks.crossings [--list]
+    python -m benchmarks.crossings [--road calibrate] [--list]
 
-A call counts once, when its function is entered, if caller and callee are in different modules of the package; resuming
-after an await does not count again. Only the event loop's thread is watched, not the store's writer thread.
+With `--road calibrate`, those of `arbitrage calibrate` on the bundled log, and its modules. A call counts once, when its
+function is entered, if caller and callee are in different modules of the package; resuming after an await does not count
+again. Only the event loop's thread is watched, not the store's writer thread.
 """
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import chdir
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from click.testing import CliRunner
 from tests.gateway.house import CHAT, MENU, House, says
 from tests.scripted import Stream, chunk, ending, sse
+
+from conformal_arbitrage.cli import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "conformal_arbitrage."
@@ -122,11 +128,28 @@ def measure() -> dict[str, Watch]:
     return results
 
 
+def calibration() -> dict[str, Watch]:
+    """Run `arbitrage calibrate` twice in an empty folder, the second time under watch."""
+    log = ROOT / "src" / "conformal_arbitrage" / "data" / "science.parquet"
+    columns = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
+    watch, runner = Watch(), CliRunner(env={"ARBITRAGE_SECRET": "a-long-random-text-for-this-count"})
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        shutil.copy(log, "log.parquet")
+        for profile in (None, watch):
+            sys.setprofile(profile)
+            result = runner.invoke(cli, ["calibrate", "log.parquet", *columns, "--alpha", "0.1", "-o", "c.json"])
+            sys.setprofile(None)
+            assert result.exit_code == 0, result.output
+    modules = {name for pair in watch.calls for name in pair}
+    return {f"arbitrage calibrate, {len(modules)} modules": watch}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="show every call")
+    parser.add_argument("--road", choices=["request", "calibrate"], default="request", help="what to count")
     arguments = parser.parse_args()
-    for name, watch in measure().items():
+    for name, watch in (calibration() if arguments.road == "calibrate" else measure()).items():
         print(f"{name}: {watch.calls.total()} calls between modules, {upward(watch.calls).total()} to a higher layer")
         if arguments.list:
             for (caller, function), count in watch.functions.items():

@@ -37,8 +37,6 @@ import uvloop
 from benchmarks.endpoint import served
 from benchmarks.http_load import KEY, Mock, Question, load
 
-from conformal_arbitrage.store import keys
-
 ROOT = Path(__file__).resolve().parent.parent
 CONCURRENCY = 16
 LATENCY = 0.05
@@ -185,11 +183,12 @@ def free_port() -> int:
 
 def prepared(folder: Path, url: str, database: str | None = None) -> None:
     """A configuration, a certificate made with its models (the relaxation is 0.3), and a key."""
-    from conformal_arbitrage import ScoreLog, calibrate
+    from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
-    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of
     from conformal_arbitrage.live.config import read_config
     from conformal_arbitrage.live.database import open_record
+    from conformal_arbitrage.store import keys
 
     where = "" if database is None else f'[gateway]\ndatabase = "{database}"\n'
     (folder / "arbitrage.toml").write_text(CONFIG.format(url=url) + where)
@@ -199,7 +198,7 @@ def prepared(folder: Path, url: str, database: str | None = None) -> None:
     log = ScoreLog.from_arrays(
         rows, right, id=[f"r{k}" for k in range(200)], identities=identities_of(config, "planets")
     )
-    calibrate(log, 0.05, guardian_sees="all").sign(secret_of(config)).save(folder / "certificate.json")
+    calibrate(log, 0.05, guardian_sees="all").sign(ProjectSecret.find()).save(folder / "certificate.json")
 
     async def keyed() -> None:
         store = await open_record(config)

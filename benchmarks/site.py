@@ -25,17 +25,15 @@ from conformal_arbitrage.cli import cli
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = ("conformal_arbitrage", "conformal_arbitrage.importing")
 CONTENTS = {
-    "Start": (
-        "readers", "for-data-scientists", "for-developers", "for-operators", "for-reviewers", "for-statisticians", "faq",
-    ),
+    "Start": ("readers", "guarantee", "faq"),
     "From data to a certificate": (
-        "score-logs", "importing", "choosing", "certificates", "routers", "compare", "cascades", "scale",
+        "score-logs", "importing", "choosing", "certificates", "options", "compare", "cascades", "scale",
     ),
-    "Where decisions are made": ("live", "gateway", "clients", "frameworks", "reviews", "console"),
+    "Where decisions are made": ("live", "gateway", "frameworks", "reviews", "console"),
     "In production": ("production", "operations", "growth", "security"),
-    "Why it holds": ("guarantee", "theory", "paper"),
-    "Measured": ("benchmarks", "benchmarks-gateway", "benchmarks-live", "benchmarks-monitoring"),
-    "Reference": ("reference", "api", "commands", "architecture", "dependencies", "changelog", "roadmap"),
+    "Why it holds": ("theory", "bounds", "paper"),
+    "Measured": ("benchmarks", "benchmarks-gateway", "benchmarks-monitoring"),
+    "Reference": ("reference", "api", "commands", "architecture", "changelog", "roadmap"),
 }  # fmt: skip
 CONFIGURATION = """\
 project = "Conformal Arbitrage"
@@ -99,7 +97,7 @@ def from_root(text: str) -> str:
 def index() -> str:
     """Return the first page: the introduction of the README, and the list of all pages."""
     readme = from_root((ROOT / "README.md").read_text())
-    parts = [standing_alone(readme[: readme.index("## How it works")])]
+    parts = [standing_alone(readme[: readme.index("## The library")])]
     for caption, pages in CONTENTS.items():
         listed = "\n".join(pages)
         parts.append(f"```{{toctree}}\n:caption: {caption}\n:maxdepth: 1\n:hidden:\n\n{listed}\n```\n")

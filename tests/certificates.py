@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from conformal_arbitrage.calibration import forms
+from conformal_arbitrage.calibration import promises
 
 PARTS = {
-    "rule": (forms.Threshold, forms.ByGroup, forms.Learned, forms.Path),
-    "promise": (forms.Average, forms.Confident, forms.Dial, forms.Cluster, forms.PerSession),
-    "loss": (forms.Regret, forms.Net, forms.Own),
-    "evidence": (forms.Evidence,),
-    "provenance": (forms.Provenance,),
+    "rule": (promises.Threshold, promises.ByGroup, promises.Learned, promises.Path),
+    "promise": (promises.Average, promises.Confident, promises.Dial, promises.Cluster, promises.PerSession),
+    "loss": (promises.Regret, promises.Net, promises.Own),
+    "evidence": (promises.Evidence,),
+    "provenance": (promises.Provenance,),
 }
 PLACES = {name: part for part, kinds in PARTS.items() for kind in kinds for name in kind.__struct_fields__}
 

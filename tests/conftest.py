@@ -1,12 +1,14 @@
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from conformal_arbitrage import ScoreLog
+from conformal_arbitrage import ProjectSecret, ScoreLog
+from conformal_arbitrage.calibration.secret import user_folder
 from tests.databases import opened, postgres, server, shared_server, short_path, sql, start_server, store, where
 
 __all__ = ["opened", "postgres", "server", "shared_server", "short_path", "sql", "start_server", "store", "where"]
@@ -19,6 +21,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [OFFLINE, os.environ.get
 sys.path.insert(0, OFFLINE)
 sys.modules.pop("sitecustomize", None)
 import sitecustomize  # noqa: E402, F401 - this process
+
+_user = tempfile.TemporaryDirectory(prefix="arbitrage-user-", ignore_cleanup_errors=True)
+os.environ["XDG_CONFIG_HOME"] = _user.name  # the secret of whoever runs the tests stays out of them
+ProjectSecret.create(user_folder())
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=150)
 settings.load_profile("fixed")
@@ -33,6 +39,23 @@ def pytest_collection_modifyitems(items):
         on_postgres = named or "start_server" in item.fixturenames
         if "open_page" in item.fixturenames or (on_postgres and not item.path.is_relative_to(STORE)):
             item.add_marker(pytest.mark.proof)
+
+
+@pytest.fixture(autouse=True)
+def forget_looks():
+    """Let no test know which logs another one looked at."""
+    (user_folder() / "arbitrage-looks.json").unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def forget_modules(tmp_path_factory):
+    """Forget the modules that a test wrote and imported: another one may write some of the same name."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
 
 
 def shared_json(name):

@@ -9,6 +9,7 @@ import sqlite3
 import tempfile
 import warnings
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +17,7 @@ from uuid import uuid4
 import pytest
 
 from conformal_arbitrage.store import PostgresStore, SQLiteStore
+from conformal_arbitrage.store import postgres as postgres_store
 
 RELAXED = """
 # a crash of the machine loses this cluster
@@ -96,7 +98,11 @@ class Server:
 
 
 @pytest.fixture
-def server(shared_server):
+def server(shared_server, monkeypatch):
+    """The server of this run; all tests share it, so what is usually too slow is not."""
+    for name in ("_READ", "_WRITE"):
+        monkeypatch.setattr(postgres_store, name, replace(getattr(postgres_store, name), statement=60.0, whole=60.0))
+    monkeypatch.setitem(postgres_store._DEFAULTS, "connect_timeout", "60")
     server = Server(*shared_server)
     yield server
     server.drop_databases()

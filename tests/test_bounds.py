@@ -1,4 +1,4 @@
-"""Every sentence that states a bound, in docs/ or in a certificate, is covered by a test that docs/guarantee.md names."""
+"""Every sentence that states a bound, in docs/ or in a certificate, is covered by a test that docs/bounds.md names."""
 
 import itertools
 import re
@@ -7,7 +7,9 @@ from typing import get_args
 
 import pytest
 
-from conformal_arbitrage.calibration.forms import (
+from conformal_arbitrage.calibration.learned import LearnedTerms
+from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
+from conformal_arbitrage.calibration.promises import (
     Ancestry,
     Average,
     ByGroup,
@@ -24,11 +26,9 @@ from conformal_arbitrage.calibration.forms import (
     Step,
     Threshold,
 )
-from conformal_arbitrage.calibration.forms import (
+from conformal_arbitrage.calibration.promises import (
     Path as PathRule,
 )
-from conformal_arbitrage.calibration.learned import LearnedTerms
-from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
 from conformal_arbitrage.calibration.tuning import ChainTuning, ModelChain
 from conformal_arbitrage.calibration.words import guarantee, summary
 
@@ -38,9 +38,9 @@ PAGES = [
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if not page.name.startswith(("benchmarks", "paper", "architecture"))
 ]
-GUARANTEE = (ROOT / "docs" / "guarantee.md").read_text()
-WORDS = dict(re.findall(r"^\| (.+?) \| `(test_\w+)` \|$", GUARANTEE, re.MULTILINE))
-TESTS = set(re.findall(r"^\| .+ \| `tests/\S+\.py::(\w+)` \|$", GUARANTEE, re.MULTILINE))
+TABLES = (ROOT / "docs" / "bounds.md").read_text()
+WORDS = dict(re.findall(r"^\| (.+?) \| `(test_\w+)` \|$", TABLES, re.MULTILINE))
+TESTS = set(re.findall(r"^\| .+ \| `tests/\S+\.py::(\w+)` \|$", TABLES, re.MULTILINE))
 STATES_A_BOUND = re.compile(
     r"\b(expected|long-run|realised|average|mean)\b[^.]*\b(at most|above|below|exceed)|\bbounds the\b"
     r"|\b(the|total) loss is then\b|declared to be"
@@ -167,7 +167,7 @@ def uncovered(text):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_sentence_of_a_page_that_states_a_bound_is_covered(page):
-    assert uncovered(page.read_text()) == [], "add its words and its test to the table in docs/guarantee.md"
+    assert uncovered(page.read_text()) == [], "add its words and its test to the table in docs/bounds.md"
 
 
 def test_every_sentence_of_a_certificate_that_states_a_bound_is_covered():

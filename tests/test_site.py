@@ -44,8 +44,8 @@ def test_every_page_is_in_the_list_and_each_reader_has_a_start(pages):
     listed = [page for chapter in CONTENTS.values() for page in chapter]
     assert sorted(listed) == sorted(page.stem for page in pages.glob("*.md") if page.stem != "index")
     start = (pages / "readers.md").read_text()
-    for reader in ("data-scientists", "developers", "operators", "reviewers", "statisticians"):
-        assert f"(for-{reader}.md)" in start
+    for reader in ("Data scientists", "Application developers", "Operators", "Reviewers", "Auditors", "Statisticians"):
+        assert f"\n## {reader}" in start
 
 
 def test_sections_of_docstrings_become_fields():

@@ -85,12 +85,27 @@ class GuardianError(ArbitrageError):
     Attributes:
         reason: what went wrong, without text from the endpoint.
         retryable: whether a retry may succeed.
+        status: with which the endpoint refused this very request, such as one that is too long; else None.
+        said: what it said then.
+        code: its code for that.
     """
 
-    def __init__(self, message: str, *, reason: str = "failed", retryable: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "failed",
+        retryable: bool = True,
+        status: int | None = None,
+        said: str = "",
+        code: str = "",
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.retryable = retryable
+        self.status = status
+        self.said = said
+        self.code = code
 
 
 class QuotaError(ArbitrageError):
@@ -165,6 +180,8 @@ class UpstreamError(ScorerError):
         retryable: whether a retry may succeed.
         retry_after: seconds to wait, as told by the endpoint.
         elsewhere: how many other endpoints of its pool could be tried at once.
+        said: the endpoint's message, if it refused, without anything secret.
+        code: its code for that, if it gave one.
     """
 
     def __init__(
@@ -176,8 +193,12 @@ class UpstreamError(ScorerError):
         status: int | None = None,
         retryable: bool = False,
         retry_after: float | None = None,
+        said: str = "",
+        code: str = "",
     ) -> None:
         super().__init__(message, spent=spent, raw=raw)
+        self.said = said
+        self.code = code
         self.status = status
         self.retryable = retryable
         self.retry_after = retry_after

@@ -129,6 +129,29 @@ def _sum(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 
 
+class Failure(Struct, frozen=True, omit_defaults=True):
+    """Why a model failed.
+
+    Attributes:
+        kind: the class of the error.
+        message: its text; empty in a record that keeps no content.
+        status: the HTTP status of the endpoint's reply, if it refused.
+        said: the endpoint's own message then, for the caller whose request it is; never recorded.
+        code: its code, likewise.
+    """
+
+    kind: str
+    message: str = ""
+    status: int | None = None
+    said: str = ""
+    code: str = ""
+
+    def __str__(self) -> str:
+        """Return the failure in one line."""
+        text = self.message or ("" if self.status is None else f"status {self.status}")
+        return f"{self.kind}: {text}" if text else self.kind
+
+
 class Leg(Struct, frozen=True, kw_only=True):
     """One model's part in a live decision.
 
@@ -147,7 +170,7 @@ class Leg(Struct, frozen=True, kw_only=True):
     spent: Spent
     seconds: float
     served: str | None = None
-    error: str | None = None
+    error: Failure | None = None
     reply: Any = None
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
 from conformal_arbitrage.calibration import verify as verify_module
-from conformal_arbitrage.calibration.calibrate import Measure, SurveyedParts
+from conformal_arbitrage.calibration.survey import Measure, PartsSurvey
 from conformal_arbitrage.core import walk
 from conformal_arbitrage.core.losses import loss_events
 from conformal_arbitrage.core.walk import Bracket
@@ -44,14 +44,14 @@ def edge_log():
 
 def differing(one, other):
     pairs = verify_module.differing(one, other)
-    return {name: pair for name, pair in pairs.items() if name not in ("log_sha256", "identities")}
+    return {name: pair for name, pair in pairs.items() if name != "identities"}
 
 
 def differences(log, alpha, source, **keywords):
     """Return what differs from the certificate of the rows in memory; nobody guesses where the threshold is."""
     expected = calibrate(log, alpha, loss_bound=LARGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SurveyedParts, "_guessed", lambda self, losses: ())
+        patch.setattr(PartsSurvey, "_guessed", lambda self, losses: ())
         return differing(expected, calibrate(source, alpha, loss_bound=LARGEST, **keywords))
 
 

@@ -1,4 +1,4 @@
-"""calibrate_cascade, its certificates, and verify_cascade."""
+"""calibrate_cascade, its certificates, and their verification."""
 
 import json
 from dataclasses import replace
@@ -15,8 +15,9 @@ from conformal_arbitrage import (
     ScoreLog,
     ScoreLogError,
     calibrate,
+    verify,
 )
-from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade, verify_cascade
+from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import is_cascade
 from conformal_arbitrage.calibration.tuning import ChainEstimate, ModelChain, estimate_chains, fit_chain, tuning_rows
 from conformal_arbitrage.core.chains import GUARDIAN
@@ -46,7 +47,7 @@ def test_a_certificate_is_written_read_signed_and_verified(log, tmp_path, loss, 
     assert read == certificate
     assert is_cascade(json.loads((tmp_path / "c.json").read_text()))
     assert read.key == SECRET.boundary_key
-    assert verify_cascade(read, log)
+    assert verify(read, log)
     assert certificate.loss.name == (loss or "guardian_regret")
     assert certificate.path.cost < certificate.path.guardian_cost
     assert chain is None or certificate.path.chain.models == chain
@@ -92,7 +93,7 @@ def test_rows_of_another_order_give_the_same_stop(log, chained):
     order = np.random.default_rng(2).permutation(len(log))
     again = calibrate_cascade(log.select(order), "0.1", key=SECRET.boundary_key, chain=("small", "middle"))
     assert (again.path.position, again.path.u) == (chained.path.position, chained.path.u)
-    assert not verify_cascade(chained, log.select(order)), "another order is another log"
+    assert not verify(chained, log.select(order)), "another order is another log"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_verify_finds_what_was_changed(log, chained, name, value):
         value = replace(chained.path.chain, corners=raised)
     if name == "tuning":
         value = replace(chained.path.tuning, seed=1)
-    verification = verify_cascade(altered(chained, **{name: value}), log)
+    verification = verify(altered(chained, **{name: value}), log)
     assert verification.differences
     if name not in ("alpha", "tuning"):
         assert name in verification.differences
@@ -117,7 +118,7 @@ def test_verify_finds_what_was_changed(log, chained, name, value):
 def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
     moved = tuple(tuple(one + 1e-9 for one in stage) for stage in chained.path.chain.coefficients)
     other = altered(chained, chain=replace(chained.path.chain, coefficients=moved))
-    assert set(verify_cascade(other, log).differences) <= {"position", "u"}
+    assert set(verify(other, log).differences) <= {"position", "u"}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_too_few_rows_ask_the_guardian_always_and_say_so(log):
     assert few.summary.startswith("Every query goes to guardian")
     assert "stop" not in dict(few.facts())
     assert Certificate.from_dict(few.to_dict()).path.chain == few.path.chain
-    assert verify_cascade(few, log.select(np.arange(60)))
+    assert verify(few, log.select(np.arange(60)))
 
 
 def test_without_losses_the_whole_path_is_taken():
@@ -241,7 +242,7 @@ def test_missing_grades_are_an_error_or_the_largest_loss(log):
         counted = calibrate_cascade(holed, "0.1", key=KEY, chain=["small"], missing_guardian="worst_case", loss=loss)
         assert counted.evidence.missing_guardian_rows in (0, 1)
         assert "counted as a loss of 1" in counted.guarantee
-        assert verify_cascade(counted, holed)
+        assert verify(counted, holed)
     everywhere = replace(log, guardian_grade=np.full(len(log), np.nan))
     unknown = calibrate_cascade(everywhere, "0.1", key=KEY, chain=["small"], missing_guardian="worst_case")
     assert unknown.evidence.missing_guardian_rows == 360
@@ -265,7 +266,7 @@ def test_graded_losses_are_rounded_by_a_draw_and_the_certificate_says_so():
         certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"), loss=loss)
         assert certificate.path.rounded
         assert "rounded up or down by a second keyed draw" in certificate.guarantee
-        assert verify_cascade(certificate, log)
+        assert verify(certificate, log)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_on_a_real_log_the_choice_is_within_the_targets_and_everything_is_rebuil
     assert certificate.path.chain.models == ("gpt-4o-mini",)
     assert certificate.path.tuning.advice.startswith("the right pair matters more than a longer chain")
     assert certificate.path.cost / certificate.path.guardian_cost <= 0.44
-    assert verify_cascade(certificate, log)
+    assert verify(certificate, log)
     fitted = fit_chain(log, ("gpt-4o-mini", "llama3.1-70b"), "net", None)
     places = log.columns_of(fitted.models)
     together = fitted.entries(log.confidence[:, places], log.answer[:, places])

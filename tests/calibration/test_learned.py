@@ -20,8 +20,8 @@ from conformal_arbitrage import (
 from conformal_arbitrage.calibration.learned import MOST_ROWS, refuse_row_count, sidecar_path
 from conformal_arbitrage.calibration.learning import learn_score
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.calibration.renewal import refuse_renewal, refuse_tightening
-from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.calibration.schedule import refuse_renewal, refuse_tightening
+from conformal_arbitrage.calibration.secret import ProjectSecret, draw
 from conformal_arbitrage.monitoring.lines import certificate_lines
 from tests.certificates import altered, edited
 
@@ -182,7 +182,7 @@ def test_on_a_whole_set_the_losses_of_rows_decided_by_the_others_keep_the_budget
     for row in range(n):
         certificate = learned(log.select(np.arange(n) != row), alpha, score)
         decided = certificate.apply(log.select([row]))
-        u = certificate._draw(str(log.id[row]))
+        u = draw(certificate.secret(), str(log.id[row]))
         lost += 0 if decided.deferred[0] else rounded[u]
     assert lost <= alpha * n
 
@@ -411,3 +411,13 @@ def test_what_rests_on_a_threshold_is_refused_after_calibration_too():
         refuse_renewal(certificate)
     with pytest.raises(OptionError, match="tighten and learned do not go together"):
         refuse_tightening(certificate)
+
+
+def test_a_learned_score_that_always_defers_has_no_budget_left():
+    rng = np.random.default_rng(0)
+    log = ScoreLog.from_arrays(rng.random((60, 2)), rng.random((60, 2)).round(), id=[str(k) for k in range(60)])
+    certificate = calibrate(log, 0.01, score="learned", boundary="random", key=b"0123456789abcdef")
+    assert certificate.status == "always_defer"
+    document = altered(certificate, alpha=0.5, slack=0.5 - 1 / 61).to_dict()
+    with pytest.raises(CertificateError, match="slack"):
+        Certificate.from_dict(document)

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate
-from conformal_arbitrage.calibration import calibrate as calibrate_module
-from conformal_arbitrage.calibration import calibrate as parts_module
+from conformal_arbitrage.calibration import survey as parts_module
 from conformal_arbitrage.core.walk import Bracket, Collect, Fold
 from tests.calibration.test_parts import KEY, OPTIONS, same, some_log, write_parts
 
@@ -35,7 +34,7 @@ def large(monkeypatch):
 def guessed(request, monkeypatch):
     """Make every log a large one, with a guess of its own."""
     large(monkeypatch)
-    monkeypatch.setattr(calibrate_module, "_LEAST", 16)
+    monkeypatch.setattr(parts_module, "_LEAST", 16)
     name, ranges = request.param
     if ranges is not None:
         monkeypatch.setattr(parts_module, "likely_ranges", lambda *_: ranges)
@@ -114,7 +113,7 @@ def test_scores_of_unusual_size_are_surveyed_twice_with_one_guess(tmp_path, monk
 
 def test_a_guess_that_would_keep_too_much_keeps_nothing(tmp_path, monkeypatch):
     large(monkeypatch)
-    monkeypatch.setattr(calibrate_module, "_KEPT", 10)
+    monkeypatch.setattr(parts_module, "_KEPT", 10)
     log = plain_log(5000)
     certificate, seen = passes(ScoreParts.read(write_parts(log, tmp_path / "p", [1500])), "0.05")
     assert seen == 2
@@ -124,14 +123,14 @@ def test_a_guess_that_would_keep_too_much_keeps_nothing(tmp_path, monkeypatch):
 def test_samples_are_spread_over_parts_and_never_leave_them(tmp_path):
     log = plain_log(3000)
     parts = ScoreParts.read(write_parts(log, tmp_path / "p", [1, 2, 2500])).parts()
-    sampled = calibrate_module.sampled_parts(parts)
+    sampled = parts_module.sampled_parts(parts)
     assert len(sampled) == 8
     assert {one.file.path for one in sampled} == {one.file.path for one in parts}
     assert all(0 <= one.start < one.stop <= one.file.rows for one in sampled)
 
 
 def test_only_what_was_kept_is_answered():
-    near = calibrate_module.NearEvents((Bracket(0.1, 0.5, 2),))
+    near = parts_module.NearEvents((Bracket(0.1, 0.5, 2),))
     near.add(np.array([0.2, 0.4]), np.array([3, 4]))
     near.add(np.array([0.2, 0.3]), np.array([1, 1]))
     gap, drop = near.answer(Collect((Bracket(0.2, 0.3, 2),)))

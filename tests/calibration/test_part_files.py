@@ -18,7 +18,7 @@ from conformal_arbitrage import (
     calibrate,
     verify,
 )
-from conformal_arbitrage.calibration.calibrate import SurveyedParts
+from conformal_arbitrage.calibration.survey import PartsSurvey
 from conformal_arbitrage.calibration.verify import decide_parts
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.scorelog.parts import ScorePart, as_engine
@@ -77,7 +77,7 @@ def rename_ids(folder):
     ids=["scores", "candidates", "scores at the draws", "ids at the draws", "fewer rows", "more rows", "gone"],
 )
 def test_a_file_that_changes_between_two_passes_gives_no_certificate(monkeypatch, folder, change, after, keywords):
-    monkeypatch.setattr(SurveyedParts, "_guessed", lambda self, losses: ())  # with a good guess there is one pass only
+    monkeypatch.setattr(PartsSurvey, "_guessed", lambda self, losses: ())  # with a good guess there is one pass only
     passes = []
 
     def tell(line):
@@ -308,7 +308,7 @@ def test_a_certificate_whose_signature_was_taken_off_is_named_where_a_project_si
     Path("c.json").write_text(json.dumps(edited(document, {"relaxation": 0.0})))
     assert show().exit_code == 2
     Path("c.json").write_text(json.dumps(edited(document, {"relaxation": 0.0, "signature": None, "secret_id": None})))
-    assert "c.json is not signed, though this project has a secret" in show().stderr
+    assert "c.json is not signed, so nothing shows that it is as it was calibrated" in show().stderr
 
 
 @pytest.mark.parametrize("keywords", [{}, {"margins": True}], ids=["parts", "gathered"])

@@ -4,42 +4,74 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ConfigError, ProjectSecret, ScoreLog, calibrate
-from conformal_arbitrage.calibration.secret import FILE, draws, subkey
+from conformal_arbitrage.calibration.secret import FILE, draws, looks_folder, subkey, user_folder
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch):
+def nothing_yet(monkeypatch, tmp_path):
+    """A user without any secret, in a folder of a project."""
     monkeypatch.delenv("ARBITRAGE_SECRET", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    (tmp_path / "project" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project" / "runs")
 
 
 def test_a_folder_gets_one_secret_that_only_its_owner_reads(tmp_path):
-    first = ProjectSecret.create(tmp_path)
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
-    assert ProjectSecret.create(tmp_path) == first == ProjectSecret.find(tmp_path) == ProjectSecret.search(tmp_path)
+    folder = tmp_path / "project"
+    first = ProjectSecret.create(folder)
+    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
+    assert {path.name for path in folder.iterdir()} == {FILE, "runs"}
+    assert ProjectSecret.create(folder) == first == ProjectSecret.find() == ProjectSecret.search()
     assert first.keys[0].decode() not in repr(first)
 
 
 def test_two_processes_that_create_a_secret_at_once_agree(tmp_path, monkeypatch):
     from conformal_arbitrage.calibration import secret as project_secret
 
+    folder = tmp_path / "new"
     real = project_secret.write_bytes
 
     def overtaken(path, data, *, private):
         real(path, data, private=private)
-        if not (tmp_path / FILE).exists():
-            (tmp_path / FILE).write_text("the-secret-of-the-other-process")
+        if not (folder / FILE).exists():
+            (folder / FILE).write_text("the-secret-of-the-other-process")
 
     monkeypatch.setattr(project_secret, "write_bytes", overtaken)
-    assert ProjectSecret.create(tmp_path).keys == (b"the-secret-of-the-other-process",)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert ProjectSecret.create(folder).keys == (b"the-secret-of-the-other-process",)
+    assert [path.name for path in folder.iterdir()] == [FILE]
 
 
 def test_the_environment_comes_first_and_may_hold_several(tmp_path, monkeypatch):
     ProjectSecret.create(tmp_path)
     monkeypatch.setenv("ARBITRAGE_SECRET", "the-new-secret-of-us, the-old-secret-of-us,")
-    assert ProjectSecret.find(tmp_path).keys == (b"the-new-secret-of-us", b"the-old-secret-of-us")
-    assert ProjectSecret.search(environment={}) is None
+    secret = ProjectSecret.find()
+    assert secret.keys == (b"the-new-secret-of-us", b"the-old-secret-of-us")
+    assert (secret.id, len(set(secret.fingerprints))) == (secret.fingerprints[0], 2)
+
+
+def test_the_nearest_file_upwards_comes_next_and_the_users_last(tmp_path, caplog):
+    assert ProjectSecret.search() is None
+    users = ProjectSecret.find()
+    path = tmp_path / "user" / "conformal-arbitrage" / FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    [said] = caplog.messages
+    assert str(path) in said
+    assert users.id in said
+    assert ProjectSecret.find() == ProjectSecret.search() == users
+    assert len(caplog.messages) == 1
+    assert looks_folder() == user_folder() == path.parent
+    above, project = ProjectSecret.create(tmp_path), ProjectSecret.create(tmp_path / "project")
+    assert len({users.id, above.id, project.id}) == 3
+    assert ProjectSecret.find() == project
+    assert looks_folder() == tmp_path / "project"
+    (tmp_path / "project" / FILE).unlink()
+    assert ProjectSecret.find() == above
+
+
+def test_looks_are_kept_in_the_users_folder_where_the_environment_holds_the_secret(tmp_path, monkeypatch):
+    ProjectSecret.create(tmp_path)
+    monkeypatch.setenv("ARBITRAGE_SECRET", "the-new-secret-of-us")
+    assert looks_folder() == user_folder()
 
 
 @pytest.mark.parametrize("text", ["short", "long-enough-for-one,short", " , "])
@@ -48,12 +80,14 @@ def test_a_secret_that_can_be_guessed_is_refused(text):
         ProjectSecret.from_text(text, source="TEST")
 
 
-def test_an_absent_or_unreadable_secret_is_an_error_with_a_remedy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no project secret .*run `arbitrage init`, or set ARBITRAGE_SECRET"):
-        ProjectSecret.find()
+def test_an_unreadable_or_unwritable_secret_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     (tmp_path / FILE).write_bytes(b"\xff\xfe not text")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot be read .*set ARBITRAGE_SECRET"):
+        ProjectSecret.find()
+    (tmp_path / FILE).unlink()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"cannot be created .*set ARBITRAGE_SECRET"):
         ProjectSecret.find()
 
 

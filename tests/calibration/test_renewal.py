@@ -5,8 +5,8 @@ import pytest
 
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
 from conformal_arbitrage.calibration.certificate import document_sha256
-from conformal_arbitrage.calibration.forms import Ancestry, CalibratedThreshold, Learned, PerSession
-from conformal_arbitrage.calibration.renewal import (
+from conformal_arbitrage.calibration.promises import Ancestry, CalibratedThreshold, Learned, PerSession
+from conformal_arbitrage.calibration.schedule import (
     RenewalChain,
     chain_of,
     refuse_renewal,

@@ -33,6 +33,14 @@ def test_a_cascade_is_calibrated_shown_verified_and_applied(run, log):
     assert answered <= {"small", "middle", "large", "guardian"}
 
 
+def test_the_certificate_of_another_cascade_is_overwritten_by_force_only(run, log):
+    run("calibrate", log, "--path", "--alpha", "0.1", "-o", "c.json")
+    other = ("calibrate", log, "--path", "--alpha", "0.05", "-o", "c.json")
+    assert "overwrite it with --force" in run(*other, code=2).stderr
+    run(*other, "--force")
+    assert json.loads(Path("c.json").read_text())["promise"]["alpha"] == 0.05
+
+
 def test_chain_models_loss_and_split_can_be_chosen(run, log):
     document = json.loads(
         run("calibrate", log, "--path", "--alpha", "0.1", "--loss", "net", "--chain", "small, middle", "--seed", "4",
@@ -89,11 +97,6 @@ def test_another_log_does_not_verify(run, log):
 )
 def test_options_without_meaning_or_proof_are_refused(run, log, options, message):
     assert message in run("calibrate", log, "--alpha", "0.1", *options, code=2).stderr
-
-
-def test_a_cascade_needs_the_projects_secret(run, log, monkeypatch):
-    monkeypatch.delenv("ARBITRAGE_SECRET")
-    assert "--path draws with the project's secret" in run("calibrate", log, "--path", "--alpha", "0.1", code=2).stderr
 
 
 def test_too_few_rows_are_told_how_many_it_takes(run, log):

@@ -12,7 +12,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from conformal_arbitrage import Certificate, ScoreLog
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli, demo, output
+from conformal_arbitrage.evaluation.looks import looks_path
 from tests.certificates import said
 from tests.conftest import BUNDLED
 
@@ -52,6 +54,22 @@ def test_calibrate_verify_and_apply_work_together(run):
     }  # fmt: skip
 
 
+def test_a_budget_may_be_a_percentage(run):
+    shown = run("calibrate", "log.parquet", "--alpha", "5%", *PAIR, "--json").stdout
+    assert json.loads(shown)["promise"]["alpha"] == 0.05
+    assert "'five%' is not a percentage" in run("calibrate", "log.parquet", "--alpha", "five%", *PAIR, code=2).stderr
+    assert "At least 199 rows" in run("plan", "--alpha", "0.5 %").stdout
+
+
+def test_a_router_log_keeps_an_id_column_of_any_name(run):
+    Path("runs.csv").write_text("ticket,score,small_ok,big_ok\nT-1,0.5,0,1\nT-2,0.9,1,1\n")
+    grades = ["--confidence", "score", "--primary-grade", "small_ok", "--guardian-grade", "big_ok"]
+    run("router-log", "runs.csv", *grades, "--id", "ticket", "-o", "r.parquet")
+    assert ScoreLog.read("r.parquet").id.tolist() == ["T-1", "T-2"]
+    problem = run("router-log", "runs.csv", *grades, "--id", "case", "-o", "r.parquet", code=2).stderr
+    assert "there is no column 'case'" in problem
+
+
 def test_the_document_of_a_calibration_has_the_share_of_the_guardian_and_is_a_certificate(run):
     arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--json"]
     document = json.loads(run(*arguments).stdout)
@@ -62,14 +80,6 @@ def test_the_document_of_a_calibration_has_the_share_of_the_guardian_and_is_a_ce
     assert "nothing differs" in run("verify", "certificate.json", "log.parquet").stdout
     del document["on_this_log"]
     assert Certificate.load("certificate.json").to_dict() == Certificate.from_dict(document).to_dict()
-
-
-def test_a_missing_secret_is_reported_for_the_option_that_needs_it(run):
-    arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR]
-    net = run(*arguments, "--loss", "net", code=2).stderr
-    assert "--loss net draws with the project's secret, and there is none here: run `arbitrage init`" in net
-    assert "--confidence" not in net
-    assert "--boundary random draws" in run(*arguments, "--boundary", "random", code=2).stderr
 
 
 def test_plan_takes_alpha_from_the_configuration(run):
@@ -122,11 +132,11 @@ def test_the_net_loss_takes_the_random_boundary_that_it_needs(run, monkeypatch):
     assert [point["boundary"] for point in document["points"]][-1] == "random"
 
 
-def test_without_an_output_nothing_but_the_look_is_written(run):
+def test_without_an_output_nothing_is_written(run):
     run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR)
-    assert files() == [".arbitrage-looks.json", "log.parquet"]
+    assert files() == ["log.parquet"]
     run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
-    assert files() == [".arbitrage-looks.json", "log.parquet"]
+    assert files() == ["log.parquet"]
 
 
 def test_calibrating_on_rows_that_were_looked_at_says_so(run):
@@ -135,7 +145,7 @@ def test_calibrating_on_rows_that_were_looked_at_says_so(run):
     clean = run("calibrate", "certify.parquet", "--alpha", "0.05", *PAIR, "--json")
     assert (clean.stderr, json.loads(clean.stdout).get("looked_at")) == ("", None)
     seen = run("calibrate", "explore.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
-    assert "100 % of these rows were looked at before (inspect): alpha and options must have been fixed" in seen.stderr
+    assert "was looked at once before (inspect): alpha and options must have been fixed" in seen.stderr
     assert "must have been fixed before" in Certificate.load("c.json").looked_at
     fixed = run("calibrate", "explore.parquet", "--alpha", "0.05", *PAIR, "--fixed-before", "-o", "c.json")
     assert fixed.stderr == ""
@@ -151,9 +161,9 @@ def test_another_calibration_of_the_same_rows_says_that_they_were_looked_at(run,
 
     assert looked_at("--alpha", "0.05") is None
     assert looked_at("--alpha", "0.05") is None  # the same again chooses nothing
-    assert "looked at before (calibrate)" in looked_at("--alpha", "0.1")
-    assert "looked at before (calibrate)" in looked_at("--alpha", "0.05", "--boundary", "random")
-    Path(".arbitrage-looks.json").unlink()
+    assert "looked at 2 times before (calibrate)" in looked_at("--alpha", "0.1")
+    assert "looked at 3 times before (calibrate)" in looked_at("--alpha", "0.05", "--boundary", "random")
+    looks_path().unlink()
     dial = ("--confidence", "0.9", "--dial")
     assert looked_at("--alpha", "0.05", *dial) is None
     assert looked_at("--alpha", "0.1", *dial) is None  # that may be chosen after looking
@@ -163,18 +173,36 @@ def test_another_recommendation_on_the_same_rows_says_that_they_were_looked_at(r
     monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
 
     def looked_at(alpha):
-        told = run("recommend", "log.parquet", *PAIR, "--alpha", alpha, "--trials", "2", "-o", "plan.toml")
+        told = run("recommend", "log.parquet", *PAIR, "--alpha", alpha, "--trials", "2", "-o", "plan.toml", "--force")
         return told.stderr, Certificate.load("certificate.json").looked_at
 
     assert looked_at("0.05") == ("", None)
     assert looked_at("0.05") == ("", None)
     told, noted = looked_at("0.1")
-    assert "100 % of these rows were looked at before (recommend)" in told
+    assert "was looked at 2 times before (recommend)" in told
     assert "must have been fixed before" in noted
 
 
-def test_looks_never_stop_a_command(run):
-    Path(".arbitrage-looks.json").mkdir()
+def test_two_tables_with_the_same_ids_are_two_logs(run):
+    ids, rng = [str(k) for k in range(200)], np.random.default_rng(3)
+    for name in ("mine.parquet", "yours.parquet"):
+        ScoreLog.from_arrays(rng.random((200, 2)), rng.random((200, 2)).round(), id=ids).write(name)
+    run("evaluate", "mine.parquet", "--alpha", "0.2", "--calibration-size", "100", "--trials", "2")
+    assert json.loads(run("calibrate", "yours.parquet", "--alpha", "0.2", "--json").stdout).get("looked_at") is None
+    assert "looked at once before (evaluate)" in run("calibrate", "mine.parquet", "--alpha", "0.2").stderr
+
+
+def test_what_a_log_was_taken_from_is_known_from_its_file(run):
+    run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
+    run("split", "log.parquet", "explore.jsonl", "certify.parquet", *PAIR)
+    for part in ("explore.jsonl", "certify.parquet"):
+        assert "looked at once before (evaluate)" in run("calibrate", part, "--alpha", "0.05", *PAIR).stderr
+
+
+def test_looks_never_stop_a_command(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
+    looks_path().mkdir(parents=True)
     assert "this look was not noted" in run("inspect", "log.parquet", *PAIR).stderr
     assert "cannot be read" in run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR).stderr
 
@@ -199,31 +227,37 @@ def test_always_defer_warns_with_the_rows_needed_and_succeeds(run):
 RANDOM = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "--boundary", "random"]
 
 
-def test_a_random_boundary_draws_with_the_projects_secret(run, monkeypatch):
-    assert (
-        "run `arbitrage init`, which writes one, or set ARBITRAGE_SECRET" in run(*RANDOM, "-o", "c.json", code=2).stderr
-    )
-    run("init")
+def test_a_random_boundary_draws_with_the_one_secret_that_every_command_finds(run, monkeypatch):
     run(*RANDOM, "-o", "c.json")
-    assert files() == [".arbitrage-looks.json", "arbitrage.secret", "arbitrage.toml", "c.json", "log.parquet"]
     run("verify", "c.json", "log.parquet")
     run("apply", "c.json", "log.parquet", "-o", "d.jsonl")
     first = Certificate.load("c.json")
     again = json.loads(run(*RANDOM, "--json").stdout)
     assert (said(again, "boundary_u"), said(again, "key_sha256")) == (first.boundary_u, first.provenance.key_sha256)
+    secret = ProjectSecret.find().keys[0].decode()
     monkeypatch.setenv("ARBITRAGE_SECRET", "another secret".replace(" ", "-") * 2)
     assert "signed with another secret" in run("verify", "c.json", "log.parquet", code=2).stderr
-    rotated = f"{'another-secret' * 2}, {Path('arbitrage.secret').read_text()}"
+    rotated = f"{'another-secret' * 2}, {secret}"
     monkeypatch.setenv("ARBITRAGE_SECRET", rotated)
     run("verify", "c.json", "log.parquet")
 
 
-def test_a_certificate_is_signed_if_there_is_a_secret_and_otherwise_says_so(run):
-    arguments = ["calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json"]
-    assert "It is unsigned" in run(*arguments).stdout
+def test_every_certificate_is_signed_though_nobody_made_a_secret(run, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "new-user"))
+    Path("runs").mkdir()
+    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "runs/c.json")
+    assert Certificate.load("runs/c.json").signed
+    run("verify", "runs/c.json", "log.parquet")
+    [said_once] = caplog.messages
+    assert "new-user/conformal-arbitrage/arbitrage.secret" in said_once
+    monkeypatch.chdir("runs")
+    run("verify", "c.json", "../log.parquet")
+
+
+def test_init_writes_no_secret(run):
+    before = files()
     run("init")
-    assert "It is unsigned" not in run(*arguments).stdout
-    assert Certificate.load("c.json").signed
+    assert set(files()) == {*before, "arbitrage.toml"}
 
 
 def test_apply_warns_of_menus_outside_the_range_of_the_log(run):
@@ -241,6 +275,8 @@ def test_verify_exits_1_and_names_the_differences(run):
     document = json.loads(Path("c.json").read_text())
     document["rule"]["relaxation"] = 0.3
     Path("c.json").write_text(json.dumps(document))
+    assert "was changed" in run("verify", "c.json", "log.parquet", code=2).stderr
+    Certificate.load("c.json").sign(ProjectSecret.find()).save("c.json")  # by whoever has the secret
     result = run("verify", "c.json", "log.parquet", code=1)
     assert "relaxation differs: 0.3 in c.json, 0.457141 recomputed" in result.stderr
     differences = json.loads(run("verify", "c.json", "log.parquet", "--json", code=1).stdout)
@@ -422,7 +458,6 @@ BAD = [
     (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "."], "not the name of a file"),
     (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "log.parquet/c.json"], "cannot be written"),
     (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "/"], "not the name of a file"),
-    (["calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "--boundary", "random"], "set ARBITRAGE_SECRET"),
     (["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--seed", "-1"], "seed must be 0"),
     (
         ["evaluate", "log.parquet", "--alpha", "0.1", *PAIR, "--calibration-size", "9", "--delta-of", "typo"],
@@ -537,7 +572,7 @@ def test_plan_reports_on_a_given_number_of_rows(run):
 def test_writing_through_a_link_keeps_the_link(run):
     Path("real.json").write_text("old")
     Path("link.json").symlink_to("real.json")
-    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "link.json")
+    run("calibrate", "log.parquet", "--alpha", "0.1", *PAIR, "-o", "link.json", "--force")
     assert Path("link.json").is_symlink()
     assert Certificate.load("real.json").alpha == 0.1
 

@@ -57,14 +57,11 @@ def test_evaluate_runs_trials_of_a_learned_score(run, log):
     assert conformal["relaxation"] is None
 
 
-def test_options_of_a_learned_score_need_one(run, log, monkeypatch):
+def test_options_of_a_learned_score_need_one(run, log):
     refused = run("calibrate", log, "--alpha", "0.1", "--menu-size", "3", code=2).stderr
     assert "--menu-size, --group-source, --without and --text are for a learned score; give --score auto" in refused
     net = run("calibrate", log, "--alpha", "0.1", "--score", "auto", "--loss", "net", code=2).stderr
     assert "arbitrage learn" in net
-    monkeypatch.delenv("ARBITRAGE_SECRET")
-    missing = run("calibrate", log, "--alpha", "0.1", "--score", "auto", code=2).stderr
-    assert "--score auto draws with the project's secret" in missing
 
 
 def test_learn_writes_the_other_rows_scored(run, log):

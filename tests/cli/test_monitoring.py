@@ -43,7 +43,7 @@ def written(story, name="decisions.sqlite"):
     """Let a coroutine write to the store of the configuration here."""
 
     async def work():
-        secret = ProjectSecret.search(Path())
+        secret = ProjectSecret.find()
         store = await open_store(name, keys=secret.record_keys)
         try:
             await story(store)

@@ -73,19 +73,20 @@ def test_the_three_commands_for_a_table_lead_to_a_certificate(name, write):
     certificate = Certificate.load("certificate.json")
     assert certificate.alpha == 0.05
     assert certificate.signed
-    assert read_config().alpha == 0.05
+    assert not Path("arbitrage.toml").exists(), "a table has no models to ask"
+    assert json.loads(run("quickstart", "--yes", name, "--json")) == start, "it works a second time"
 
 
-def test_two_questions_are_asked_and_the_answers_are_used():
+def test_three_questions_are_asked_and_the_answers_are_used():
     router_table(Path("runs.csv"))
-    shown = run("quickstart", "--alpha", "0.1", input="csv\nruns.csv\n")
+    shown = run("quickstart", input="csv\nruns.csv\n10%\n")
     assert "What do you have?" in shown
     assert "Found: a confidence (confidence), and grades of the Primary (small_ok) and the Guardian" in shown
     assert (
         "arbitrage router-log runs.csv --confidence confidence --primary-grade small_ok --guardian-grade big_ok"
         in shown
     )
-    assert read_config().alpha == 0.1
+    assert "arbitrage recommend log.parquet --alpha 0.1 -o route.toml" in shown
 
 
 def test_endpoints_start_from_their_questions():
@@ -103,7 +104,7 @@ def test_endpoints_start_from_their_questions():
     )
     assert start["commands"][1] == "arbitrage collect t.csv -o log.parquet --grade exact --question-column question"
     assert (read_config().task.form, read_config().alpha) == ("text", 0.1)
-    shown = run("quickstart", "--force", input="endpoints\n-\n")
+    shown = run("quickstart", "--force", input="endpoints\n-\n\n")
     assert "arbitrage collect questions.csv" in shown
 
 
@@ -117,7 +118,7 @@ def test_runs_of_evaluation_tools_are_told_apart(tmp_path, kind):
     files = [str(runs[kind](name)) for name in ("small", "large")]
     start = quick_start("eval", files)
     assert start.commands[0].startswith(f"arbitrage import {kind} {files[0]} {files[1]} ")
-    shown = run("quickstart", "--have", "eval", input=" ".join(files) + "\n")
+    shown = run("quickstart", "--have", "eval", input=" ".join(files) + "\n\n")
     assert f"Found: two runs of {kind}." in shown
 
 
@@ -175,21 +176,80 @@ def test_a_table_with_other_separators_is_named():
 
 
 def test_a_configuration_of_another_name_is_named_in_the_commands():
-    router_table(Path("runs.csv"))
-    start = json.loads(run("quickstart", "--yes", "runs.csv", "--alpha", "0.1", "-o", "own.toml", "--json"))
-    for command in start["commands"]:
-        run(*command.split()[1:])
-    assert Certificate.load("certificate.json").alpha == 0.1
     assert " --config own.toml" in quick_start("endpoints", [], config="own.toml").commands[0]
 
 
 def test_a_configuration_that_is_there_stays():
-    router_table(Path("runs.csv"))
     Path("arbitrage.toml").write_text("alpha = 0.2\n")
-    done = CliRunner().invoke(cli, ["quickstart", "--yes", "runs.csv"])
+    done = CliRunner().invoke(cli, ["quickstart", "--yes", "--have", "endpoints"])
     assert done.exit_code == 2
     assert "--force" in done.output
     assert Path("arbitrage.toml").read_text() == "alpha = 0.2\n"
+
+
+def some_answers(rows, seed=5):
+    """Confidences from 0 to 1, and whether each model was right."""
+    rng = np.random.default_rng(seed)
+    sure = rng.random(rows).round(3)
+    return sure, rng.random(rows) < 0.4 + 0.6 * sure, rng.random(rows) < 0.95
+
+
+LEVEL = ("low", "medium", "high")
+OWN_TABLES = {
+    "plain": ("id,confidence,small_ok,expert_ok", lambda k, s, p, g: f"q{k},{s},{p},{g}"),
+    "messy names": (
+        "Question ID, Model A conf. (0-1),small model right?,Expert OK",
+        lambda k, s, p, g: f"q{k},{s},{'yes' if p else 'no'},{'Yes' if g else 'No'}",
+    ),
+    "percentages": ("id,confidence,small_ok,expert_ok", lambda k, s, p, g: f"q{k},{100 * s:.1f} %,{p},{g}"),
+    "words": ("id,confidence,small_ok,expert_ok", lambda k, s, p, g: f"q{k},{LEVEL[int(2.99 * s)]},{p},{g}"),
+    "log-probabilities": (
+        "id,logprob,small_ok,expert_ok", lambda k, s, p, g: f"q{k},{np.log(s + 1e-3) - 1e-3:.4f},{p},{g}",
+    ),
+    "missing confidences": (
+        "id,confidence,small_ok,expert_ok", lambda k, s, p, g: f"q{k},{'' if k % 17 == 0 else s},{p},{g}",
+    ),
+    "no ids": ("confidence,small_ok,expert_ok", lambda k, s, p, g: f"{s},{p},{g}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OWN_TABLES)
+def test_the_printed_commands_lead_from_a_table_of_ones_own_to_a_certificate_that_verifies(kind):
+    header, line = OWN_TABLES[kind]
+    rows = enumerate(zip(*some_answers(400), strict=True))
+    Path("own.csv").write_text("\n".join([header, *(line(k, s, int(p), int(g)) for k, (s, p, g) in rows)]))
+    shown = run("quickstart", "--yes", "own.csv")
+    commands = [shlex.split(text) for text in shown.splitlines() if text.startswith("  arbitrage ")]
+    assert [words[1] for words in commands] == ["router-log", "recommend", "certificate"]
+    outputs = [run(*words[1:]) for words in commands]
+    if kind in ("percentages", "words", "log-probabilities"):
+        assert kind in shown
+        assert f"holds {kind}; the log has" in outputs[0]
+    log = ScoreLog.read("log.parquet")
+    assert (log.id is None) == (kind == "no ids")
+    assert len(log) == 400
+    assert 0 < Certificate.load("certificate.json", secret=ProjectSecret.find()).apply(log).deferred.mean() < 1
+    assert "holds" in run("verify", "certificate.json", "log.parquet")
+
+
+@pytest.mark.parametrize("text", ["87 %", "very high", "-0.25"])
+def test_one_confidence_that_is_something_else_is_named_with_its_row(text):
+    Path("t.csv").write_text(f"id,confidence,small_ok,big_ok\na,0.5,1,1\nb,{text},1,1\n")
+    columns = ("--confidence", "confidence", "--primary-grade", "small_ok", "--guardian-grade", "big_ok")
+    done = CliRunner().invoke(cli, ["router-log", "t.csv", *columns, "-o", "log.parquet"])
+    assert done.exit_code == 2
+    assert "t.csv: row 2, column 'confidence'" in done.stderr
+    assert not Path("log.parquet").exists()
+
+
+def test_a_table_with_the_same_id_twice_is_refused_by_name():
+    router_table(Path("runs.csv"))
+    text = Path("runs.csv").read_text().splitlines()
+    Path("runs.csv").write_text("\n".join([*text, text[1]]))
+    words = shlex.split(quick_start("csv", ["runs.csv"]).commands[0])[1:]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert "row 301, column 'id': 'q0' is also the id of row 1; make ids unique" in done.stderr
 
 
 @pytest.mark.proof
@@ -215,7 +275,7 @@ def test_the_path_in_the_readme_leads_from_a_clone_to_a_certificate(tmp_path):
         assert done.returncode == 0, (command, done.stderr)
         shown.append(done.stdout)
     assert all(command in shown[0] for command in commands[1:]), "quickstart names other commands than the README"
-    secret = ProjectSecret.find(tmp_path / "work")
+    secret = ProjectSecret.find()
     certificate = Certificate.load(tmp_path / "work" / "certificate.json", secret=secret)
     log = ScoreLog.read(tmp_path / "work" / "log.parquet")
     assert certificate.n == 350

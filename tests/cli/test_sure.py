@@ -29,14 +29,9 @@ def log(run):
     return "sure.parquet"
 
 
-def test_a_confidence_needs_the_projects_secret_unless_losses_are_declared(run, log, monkeypatch):
+def test_a_confidence_is_calibrated_with_and_without_draws(run, log):
     arguments = ("calibrate", log, "--alpha", "0.05", "--confidence", "0.95")
     run(*arguments, "--zero-one", "-o", "c.json")
-    refused = run(*arguments, code=2).stderr
-    assert "--confidence draws with the project's secret" in refused
-    assert "--zero-one needs none" in refused
-    assert "--boundary" not in refused
-    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     shown = run(*arguments, "-o", "graded.json").stdout
     assert "With probability 0.95 the long-run loss" in shown
     for name in ("c.json", "graded.json"):
@@ -66,7 +61,7 @@ def test_a_dial_is_set_in_place_and_signed_again(run, log, monkeypatch):
     assert said(json.loads(Path("dial.json").read_text()), "alpha") == 0.1
     assert "lowest stop" in run("certificate", "choose", "dial.json", "--alpha", "0.001", code=2).stderr
     monkeypatch.delenv("ARBITRAGE_SECRET")
-    assert "is signed" in run("certificate", "choose", "dial.json", "--alpha", "0.05", code=2).stderr
+    assert "signed with another secret" in run("certificate", "choose", "dial.json", "--alpha", "0.05", code=2).stderr
 
 
 def test_groups_are_calibrated_applied_and_assessed(run, log):

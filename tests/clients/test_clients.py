@@ -98,7 +98,7 @@ def packages(name):
 
 
 def test_the_table_of_the_docs_names_what_was_run():
-    documented = (ROOT / "docs" / "clients.md").read_text()
+    documented = (ROOT / "docs" / "frameworks.md").read_text()
     pins = [line for name in ("current", "earlier") for line in (HERE / f"{name}.txt").read_text().splitlines()]
     for library in {one for name in ENVIRONMENTS for one in packages(name)}:
         versions = [pin.partition("==")[2] for pin in pins if pin.partition("==")[0] == library]

@@ -143,7 +143,10 @@ def test_rows_without_settings_are_pointed_out_where_requests_keep_their_own(run
     assert ("no row has settings" in shown.stderr) is warned
     log = ScoreLog.read("log.parquet")
     assert ("settings" in log.extra) is not warned
-    assert log.identities["requests"] == {"settings": list(settings)}
+    assert log.identities["requests"] == {
+        "settings": "as requested",
+        "fields": {name: [value] for name, value in settings.items()},
+    }
 
 
 # menu form

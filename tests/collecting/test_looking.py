@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.forms import ByGroup, Cluster, Learned, Net
+from conformal_arbitrage.calibration.promises import ByGroup, Cluster, Learned, Net
 from conformal_arbitrage.collecting.renewal import BUDGETS, looked_frontier
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.store import new_id

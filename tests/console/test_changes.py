@@ -1,5 +1,6 @@
 """Polls: a page learns of every change after it was made, and asking is no sign that someone is there."""
 
+import json
 import re
 import sqlite3
 from contextlib import closing
@@ -61,3 +62,19 @@ def test_a_page_whose_visitor_was_signed_out_leads_to_the_sign_in(house, open_pa
     page.wait_for_url(gate.url + "/console")
     move_back(gate, 3700)
     page.wait_for_url(gate.url + "/console/sign-in?why=over")
+
+
+def test_polls_write_no_lines_into_the_log_unless_they_fail(house):
+    gate = house(House)
+    visit = Visit(gate, gate.key("review")[0])
+    visit.open("/console")
+    for _ in range(3):
+        assert visit.open("/console/changes").status_code == 200
+    assert visit.open("/console/changes", headers={"Host": "elsewhere.example"}).status_code >= 400
+    until(lambda: "GET /console/changes" in routes(gate))
+    assert "GET /console" in routes(gate)
+    assert routes(gate).count("GET /console/changes") == 1
+
+
+def routes(gate):
+    return [json.loads(line)["route"] for line in gate.lines]

@@ -7,9 +7,9 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.options import STOPS
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import BUDGETS, LOOKING_SHARE, LookingPart
-from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.store import events, new_id, policies
 from tests.console.filled import Visit
 from tests.console.test_browser import violations
@@ -89,7 +89,7 @@ def test_what_certifies_a_choice_is_what_was_not_shown(looked_at, tmp_path):
     for path, more in ((whole, []), (unseen, ["--unseen"])):
         outcome = CliRunner().invoke(cli, [*export, *more, "-o", str(path)])
         assert outcome.exit_code == 0, outcome.output
-    part = LookingPart(secret_of(looked_at.config).keys)
+    part = LookingPart(ProjectSecret.find().keys)
     ids, kept = set(ScoreLog.read(whole).id), set(ScoreLog.read(unseen).id)
     assert len(ids) == ROWS
     assert {id for id in ids if part.shows(id)} == ids - kept

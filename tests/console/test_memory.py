@@ -118,8 +118,8 @@ import sys
 import numpy as np
 from conformal_arbitrage.monitoring.monitor import LedgerCourse
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.monitoring.people import median_grades
-from conformal_arbitrage.monitoring.people import quantiles
+from conformal_arbitrage.monitoring.votes import median_grades
+from conformal_arbitrage.monitoring.votes import quantiles
 course = LedgerCourse(watch_lines(0.05, n=2000), 50)
 course.take(np.zeros(50))
 course.figures()

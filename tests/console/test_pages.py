@@ -17,6 +17,7 @@ from conformal_arbitrage.gateway.console.charts import (
 )
 from conformal_arbitrage.gateway.console.policy import saved
 from conformal_arbitrage.gateway.console.render import age, count_text, money, percent, seconds, sentence
+from conformal_arbitrage.live.report import Use
 from conformal_arbitrage.store import events, keys, pages
 from conformal_arbitrage.store.events import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of
@@ -40,7 +41,9 @@ def test_the_overview_says_how_each_policy_does(admin):
     assert "over budget: safe mode" in text
     assert re.search(r"On \d+ audited decisions the loss is 0\.\d{3}\. It lies between", text)
     assert re.search(r"Guardian asked 50\s% of 60 decisions", text)
-    assert re.search(r"Saved .?\$[\d.]+ against always asking the Guardian, at its mean cost over \d+ audits", text)
+    assert re.search(
+        r"Saved .?\$[\d.]+ against always asking the Guardian at the mean cost of \d+ recorded calls", text
+    )
 
 
 def test_hostile_text_stays_text(filled, admin):
@@ -267,7 +270,20 @@ def test_unknown_costs_are_never_zero():
     assert saved(tally).dollars is None
     assert money(saved(tally).dollars) == "unknown"
     known = PolicyTally(policy="p", version=1, decisions=10, cost=2.0, guardian_calls=4, guardian_cost=4.0)
-    assert (saved(known).dollars, "4 deferrals" in saved(known).basis) == (8.0, True)
+    assert (saved(known).dollars, "4 recorded calls" in saved(known).basis) == (8.0, True)
+    audited = PolicyTally(
+        policy="p",
+        version=1,
+        decisions=10,
+        cost=2.0,
+        guardian_calls=4,
+        guardian_cost=4.0,
+        audit_calls=4,
+        audit_cost=4.0,
+    )
+    assert saved(audited).dollars == 4.0  # audits are paid for too
+    month = Use(by={}, decisions=10, spent=2.0, audits=4, audit_cost=4.0, guardian_cost=1.0, guardian_calls=8)
+    assert month.savings == saved(audited)
 
 
 @pytest.mark.parametrize(

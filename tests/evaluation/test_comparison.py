@@ -10,6 +10,7 @@ from benchmarks.mapie_rule import mapie_rule
 from click.testing import CliRunner
 
 from conformal_arbitrage import OptionError, ScoreLog, calibrate, compare
+from conformal_arbitrage.calibration.secret import draw
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.evaluation import compare as rules
 from conformal_arbitrage.evaluation.compare import RULES, RuleRows
@@ -98,7 +99,7 @@ def test_the_rule_that_asks_least_is_computed_whoever_it_is(comparison):
 def test_our_rule_on_the_margin_is_that_of_calibrate():
     log = router_log(300)
     certificate = calibrate(log, 0.1, boundary="random", key=b"0123456789abcdef")
-    rows = replace(rows_of(log), u=1 - np.array([certificate._draw(str(i)) for i in range(300)]))
+    rows = replace(rows_of(log), u=1 - np.array([draw(certificate.secret(), str(i)) for i in range(300)]))
     kept = rules.ours_margin(rows, rows, 0.1)
     assert (kept == ~certificate.apply(log).deferred).all()
 

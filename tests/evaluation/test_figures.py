@@ -1,5 +1,6 @@
 import builtins
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,13 @@ def test_a_frontier_draws_itself_on_new_or_given_axes(frontier):
     own = Figure().add_subplot()
     assert frontier.plot(own, x="loss", y="correct") is own
     assert own.get_ylabel() == "correct, mean over held-out rows"
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_a_plot_is_saved_to_the_file_that_is_named(frontier, tmp_path, as_path):
+    file = tmp_path / "fig.png"
+    assert frontier.plot(as_path(file)).get_xlabel() == "cost, dollars per 1000 queries"
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_costs_a_frontier_is_drawn_over_the_loss(science):

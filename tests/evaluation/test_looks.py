@@ -1,12 +1,12 @@
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from conformal_arbitrage import OutputError, ScoreLog
+from conformal_arbitrage.calibration.planning import split
 from conformal_arbitrage.evaluation import looks
-from conformal_arbitrage.evaluation.looks import LOOKS_FILE, looks_path, note_look, seen_rows
+from conformal_arbitrage.evaluation.looks import LOOKS_FILE, looks_at, note_look
 
 RNG = np.random.default_rng(0)
 LOG = ScoreLog.from_arrays(RNG.random((50, 3)), RNG.random((50, 3)), id=[f"q{k}" for k in range(50)])
@@ -14,61 +14,57 @@ LOG = ScoreLog.from_arrays(RNG.random((50, 3)), RNG.random((50, 3)), id=[f"q{k}"
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / LOOKS_FILE
+    return tmp_path / "folder" / LOOKS_FILE
 
 
-def test_subsets_reordered_copies_and_other_primaries_are_recognised(path):
-    note_look(path, LOG, "inspect")
-    for other in (LOG, LOG.select([7, 3]), LOG.select(np.arange(50)[::-1]), replace(LOG, primary=1 - LOG.primary)):
-        assert seen_rows(path, other).share == 1.0
-    assert seen_rows(path, LOG).commands == ("inspect",)
+def test_a_look_is_known_for_the_log_in_any_order_and_for_what_was_taken_from_it(path, tmp_path):
+    note_look(path, LOG.lineage(), "inspect")
+    explore, certify = split(LOG)
+    for other in (LOG, LOG.select(np.arange(50)[::-1]), explore, certify, split(certify)[0]):
+        assert looks_at(path, other.lineage()) == {"inspect": 1}
+    for name in ("c.parquet", "c.jsonl"):
+        certify.write(tmp_path / name)
+        assert ScoreLog.read(tmp_path / name).lineage() == certify.lineage()
 
 
-def test_other_rows_are_not_recognised_and_a_mixture_by_its_share(path):
-    note_look(path, LOG.select(np.arange(10)), "evaluate")
-    assert seen_rows(path, LOG).share == pytest.approx(0.2)
-    assert seen_rows(path, LOG.select(np.arange(10, 50))).share == 0.0
+def test_a_look_at_a_part_counts_for_the_whole_and_not_for_the_other_part(path):
+    explore, certify = split(LOG)
+    note_look(path, explore.lineage(), "evaluate")
+    assert looks_at(path, LOG.lineage()) == {"evaluate": 1}
+    assert not looks_at(path, certify.lineage())
+
+
+def test_nothing_is_inferred_from_rows_that_resemble_each_other(path):
+    note_look(path, LOG.lineage(), "inspect")
     other = ScoreLog.from_arrays(RNG.random((50, 3)), RNG.random((50, 3)), id=LOG.id.tolist())
-    assert seen_rows(path, other).share == 0.0
+    for log in (other, LOG.select(np.arange(49))):
+        assert not looks_at(path, log.lineage())
 
 
-def test_logs_without_ids_are_recognised_by_scores_or_context(path):
-    bare = replace(LOG, id=None)
-    asked = replace(bare, context=np.array([f"question {k}" for k in range(50)], dtype=object))
-    for log in (bare, asked):
-        note_look(path, log, "inspect")
-        assert seen_rows(path, log.select([4])).share == 1.0
-    assert seen_rows(path, replace(asked, primary=1 - LOG.primary)).share == 1.0
-
-
-def test_the_same_look_is_noted_once_and_only_the_latest_looks_are_kept(path, monkeypatch):
+def test_looks_are_counted_and_only_the_latest_are_kept(path, monkeypatch):
     monkeypatch.setattr(looks, "MOST_LOOKS", 3)
     for _ in range(2):
-        note_look(path, LOG, "inspect")
+        note_look(path, LOG.lineage(), "inspect")
     assert len(json.loads(path.read_text())["looks"]) == 1
+    assert looks_at(path, LOG.lineage()) == {"inspect": 2}
     for k in range(5):
-        note_look(path, LOG.select([k]), "evaluate")
+        note_look(path, LOG.select([k]).lineage(), "evaluate")
     assert len(json.loads(path.read_text())["looks"]) == 3
 
 
-def test_large_looks_keep_a_sample_that_still_recognises_the_log(path, monkeypatch):
-    monkeypatch.setattr(looks, "MOST_ROWS", 20)
-    note_look(path, LOG, "inspect")
-    assert seen_rows(path, LOG).share == 1.0
-    assert len(path.read_text()) < 500
+def test_a_calibration_with_the_same_terms_does_not_count(path):
+    note_look(path, LOG.lineage(), "calibrate", terms="a")
+    assert not looks_at(path, LOG.lineage(), terms="a")
+    assert looks_at(path, LOG.lineage(), terms="b") == {"calibrate": 1}
 
 
-def test_a_damaged_file_is_named_and_damaged_entries_count_as_none(path):
+def test_a_damaged_file_is_named_and_damaged_entries_count_as_none(path, tmp_path):
+    path.parent.mkdir()
     path.write_text("{")
     with pytest.raises(OutputError, match="record of looks cannot be read"):
-        seen_rows(path, LOG)
-    path.write_text(json.dumps({"looks": [{"command": "inspect", "rows": "abc"}, {"time": 1}]}))
-    assert seen_rows(path, LOG).share == 0.0
-
-
-def test_looks_stand_beside_the_configuration_or_else_the_log(tmp_path):
-    (tmp_path / "logs").mkdir()
-    config, log = tmp_path / "arbitrage.toml", tmp_path / "logs" / "log.parquet"
-    assert looks_path(config, log) == log.with_name(LOOKS_FILE)
-    config.write_text("")
-    assert looks_path(config, log) == tmp_path / LOOKS_FILE
+        looks_at(path, LOG.lineage())
+    path.write_text(json.dumps({"looks": [{"command": "inspect"}, {"time": 1}]}))
+    assert not looks_at(path, LOG.lineage())
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot be"):
+        note_look(tmp_path / "file" / "in" / LOOKS_FILE, LOG.lineage(), "inspect")

@@ -11,8 +11,8 @@ from conformal_arbitrage import (
     Certificate,
     InfeasibleError,
     OptionError,
-    ProjectSecret,
     ScoreLog,
+    ScoreLogError,
     calibrate,
     recommend,
     split,
@@ -20,6 +20,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.evaluation.recommendation import _budgets, _check_pairs, read_route_plan
+from conformal_arbitrage.live.config import read_config
 from tests.certificates import edited, said
 from tests.conftest import BUNDLED
 
@@ -74,6 +75,53 @@ def test_the_better_primary_is_chosen_and_every_option_is_shown():
     json.dumps(advice.to_dict(), allow_nan=False)
 
 
+def test_a_choice_is_compared_with_the_models_alone_and_with_random_routing():
+    advice = recommend(pair(1), 0.1, key=KEY)
+    comparison, decisions = advice.comparison, advice.certificate.apply(advice.tuning)
+    guardian, primary = advice.tuning.outcome("correct").reshape(-1, 2).T
+    routed, share = np.where(decisions.deferred, guardian, primary), decisions.deferred.mean()
+    assert comparison.measure == "correct"
+    assert comparison.over_primary.mean == pytest.approx((routed - primary).mean())
+    assert comparison.over_guardian.mean == pytest.approx((routed - guardian).mean())
+    at_random = share * guardian.mean() + (1 - share) * primary.mean()
+    assert comparison.over_random.mean == pytest.approx(routed.mean() - at_random)
+    assert comparison.worth_routing
+    assert comparison.verdict.startswith("Worth routing: on ")
+    dear = recommend(pair(1), 0.1, key=KEY, primary_cost=1, guardian_cost=2).comparison
+    assert dear.over_random.mean < comparison.over_random.mean, "random routing pays for one model only"
+
+
+def test_a_pair_that_harms_is_not_recommended_in_silence():
+    rng = np.random.default_rng(0)
+    right = [(rng.random(2000) < share).astype(float) for share in (0.85, 0.61)]
+    log = ScoreLog.from_router(
+        confidence=rng.random(2000), primary_grade=right[0], guardian_grade=right[1], id=range(2000)
+    )
+    comparison = recommend(log, 0.05, key=KEY).comparison
+    assert not comparison.worth_routing
+    assert comparison.verdict.startswith("Use the Primary alone: on 600 unseen rows")
+
+
+def test_a_budget_that_needs_nobody_or_always_the_guardian_is_said():
+    assert "without the Guardian" in recommend(pair(1), 0.5).comparison.verdict
+    assert "all of 18 unseen rows go to the Guardian" in recommend(pair(0, n=60), 0.03).comparison.verdict
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("primary", "guardian"), [(0.85, 0.61), (0.61, 0.85)])
+def test_noise_is_recommended_in_at_most_one_case_of_twenty(primary, guardian):
+    def worth(seed, n):
+        rng = np.random.default_rng(seed)
+        grades = {
+            name: (rng.random(n) < share).astype(float)
+            for name, share in (("primary_grade", primary), ("guardian_grade", guardian))
+        }
+        log = ScoreLog.from_router(confidence=rng.random(n), id=range(n), **grades)
+        return recommend(log, 0.1, trials=2).comparison.worth_routing
+
+    assert sum(worth(seed, n) for seed in range(500) for n in (100, 1000)) <= 50
+
+
 def test_dollars_decide_where_they_are_known():
     weak, strong = pair(0.4, name="weak", cost=0.01), pair(1, name="strong", cost=5.0)
     advice = recommend([weak, strong], 0.1, key=KEY)
@@ -95,16 +143,26 @@ def test_the_net_loss_is_taken_only_if_it_is_named():
         recommend(pair(1), 0.1, loss="gain")
 
 
-def test_without_a_secret_or_ids_nothing_is_drawn():
+def test_without_a_secret_nothing_is_drawn_and_without_ids_no_score_is_learned():
     advice = recommend(pair(1), 0.1)
     assert advice.chosen.boundary == "include"
-    assert "run `arbitrage init`" in advice.left_out["boundary random, score auto, loss net"]
+    assert "pass key=ProjectSecret.find().boundary_key" in advice.left_out["boundary random, score auto, loss net"]
     assert "never chosen for you" in advice.why_this_loss()
     unnamed = recommend(pair(1, ids=False), 0.1, key=KEY)
-    assert unnamed.chosen.boundary == "include"
-    assert len([reason for reason in unnamed.left_out.values() if "needs an `id` column" in reason]) == 3
+    assert unnamed.chosen.score == "margin"
+    reasons = [reason for reason in unnamed.left_out.values() if "a learned score needs an `id` column" in reason]
+    assert len(reasons) == 1
     with pytest.raises(OptionError, match="no option applies: boundary random, score auto, loss net: they draw with"):
         recommend(pair(1), 0.1, loss="net")
+
+
+def test_an_error_names_the_row_of_the_log_and_not_of_a_part_of_it():
+    log = pair(1)
+    missing = log.missing.copy()
+    missing[150] = True
+    broken = replace(log, missing=missing, guardian=np.where(np.repeat(missing, log.sizes), np.nan, log.guardian))
+    with pytest.raises(ScoreLogError, match="arrays: row 151: no Guardian score"):
+        recommend(broken, 0.1, key=KEY)
 
 
 def test_more_rows_are_worth_more_to_a_small_log():
@@ -139,7 +197,7 @@ def test_rows_that_are_too_few_or_do_not_match_are_refused():
         recommend([pair(1), pair(1, n=500, name="q")], 0.1)
     shuffled = replace(pair(1, name="q"), id=pair(1).id[::-1])
     with pytest.raises(OptionError, match="the same rows in the same order"):
-        _check_pairs([pair(1), shuffled])
+        _check_pairs([pair(1), shuffled], "regret", text=False)
 
 
 def grouped(n=800, *, seed=0):
@@ -211,7 +269,6 @@ def run(tmp_path, monkeypatch):
 
 
 def test_what_was_written_names_the_arrays_of_a_learned_score(run):
-    ProjectSecret.create(Path())
     grouped().write("grouped.parquet")
     shown = run("recommend", "grouped.parquet", "--alpha", "0.1", "-o", "plan.toml").stdout
     assert "Written: plan.toml, certificate.npz and certificate.json, with the whole guarantee" in shown
@@ -219,7 +276,6 @@ def test_what_was_written_names_the_arrays_of_a_learned_score(run):
 
 
 def test_a_log_with_several_models_gives_the_best_pair_and_a_plan_that_repeats_it(run):
-    ProjectSecret.create(Path())
     shown = run("recommend", "log.parquet", "--alpha", "0.05", "-o", "plan.toml").stdout
     assert "qwen15b as the Primary, expert as the Guardian" in shown
     plan = read_route_plan("plan.toml")
@@ -241,14 +297,14 @@ def test_the_commands_that_are_printed_come_to_the_same_certificate(run):
         run(*command.split()[1:])
     written = edited(Certificate.load("certificate.json").to_dict(), {"created": ""})
     printed = edited(document["certificate"], {"created": ""})
-    same = {name: value for name, value in printed.items() if name != "looked_at"}
+    assert printed["provenance"].pop("part") == {"rows": 2369, "share": 0.3, "seed": 0}, "by hand, a part is a log"
+    same = {name: value for name, value in printed.items() if name not in ("looked_at", "signature")}
     assert {name: written[name] for name in same} == same
     seen = run("calibrate", "tuning.parquet", *COLUMNS, "--alpha", "0.05")
-    assert "100 % of these rows were looked at before (recommend)" in seen.stderr
+    assert "was looked at once before (recommend)" in seen.stderr
 
 
 def test_the_commands_and_the_plan_of_a_score_from_texts_come_to_the_same_certificate(run):
-    ProjectSecret.create(Path())
     told_by_texts().write("texts.parquet")
     call = ("recommend", "texts.parquet", "--alpha", "0.1", "--text", "--trials", "8", "-o", "plan.toml", "--json")
     document = json.loads(run(*call).stdout)
@@ -288,3 +344,62 @@ def test_inspect_says_what_to_run_next(run):
     assert "Next: arbitrage recommend log.parquet --primary-column qwen15b --guardian-column expert --alpha A" in shown
     poor = json.loads(run("inspect", "log.parquet", "--primary-column", "smollm2", *COLUMNS[2:], "--json").stdout)
     assert poor["next_steps"] == [] or poor["worth_routing"]
+
+
+@pytest.fixture
+def recommended(tmp_path, monkeypatch):
+    """Run `recommend` on a table of router scores in an empty folder; return a function that runs commands there."""
+    monkeypatch.chdir(tmp_path)
+    pair(1).write("log.parquet")
+
+    def run(*arguments, code=0):
+        result = CliRunner().invoke(cli, list(map(str, arguments)))
+        assert result.exit_code == code, (result.output, result.stderr)
+        return result
+
+    run.shown = run("recommend", "log.parquet", "--primary-column", "p", "--alpha", "0.1", "-o", "route.toml").stdout
+    return run
+
+
+def test_a_recommended_certificate_verifies_on_the_whole_log(recommended):
+    assert "`arbitrage verify certificate.json log.parquet` finds the certified rows" in recommended.shown
+    assert "nothing differs" in recommended("verify", "certificate.json", "log.parquet").stdout
+    part = Certificate.load("certificate.json").provenance.part
+    assert (part.rows, part.share, part.seed) == (600, 0.3, 0)
+    advice = recommend(pair(1), 0.1, key=KEY)
+    assert verify(advice.certificate, pair(1))
+    assert verify(advice.certificate, advice.certified)
+    assert not verify(advice.certificate, pair(1, seed=1))
+    others = pair(1).select(np.arange(599))
+    assert not verify(advice.certificate, others), "a log of another length is not split"
+
+
+def test_the_certified_rows_are_written_on_request(recommended):
+    again = ["recommend", "--from", "route.toml", "-o", "route.toml", "--certified", "rows.parquet"]
+    assert "Written: rows.parquet, the 420 rows that are certified" in recommended(*again).stdout
+    assert "nothing differs" in recommended("verify", "certificate.json", "rows.parquet").stdout
+
+
+def test_a_certificate_of_something_else_is_not_overwritten(recommended):
+    before = Path("certificate.json").read_bytes()
+    other = ["calibrate", "log.parquet", "--primary-column", "p", "--alpha", "0.2", "-o", "certificate.json"]
+    assert "overwrite it with --force" in recommended(*other, code=2).stderr
+    tighter = ["recommend", "log.parquet", "--primary-column", "p", "--alpha", "0.05", "-o", "route.toml"]
+    assert "already exists" in recommended(*tighter, code=2).stderr
+    assert Path("certificate.json").read_bytes() == before
+    recommended(*other, "--force")
+    recommended(*other)
+    assert Certificate.load("certificate.json").alpha == 0.2
+    Path("notes.txt").write_text("mine")
+    assert "already exists" in recommended(*other[:-1], "notes.txt", code=2).stderr
+
+
+def test_the_printed_section_serves_the_certificate(recommended):
+    section = recommended.shown[recommended.shown.index("[policies.main]") :]
+    models = "".join(
+        f'[{role}]\nkind = "chat"\nurl = "http://127.0.0.1:1/v1"\nmodel = "m"\nconfidence = "logprob"\n'
+        for role in ("primary", "guardian")
+    )
+    Path("arbitrage.toml").write_text(f"alpha = 0.1\n{models}{section}")
+    policy = read_config("arbitrage.toml").policies["main"]
+    assert (policy.certificate, policy.form, policy.allow) == ("certificate.json", "text", ("unbound",))

@@ -33,6 +33,7 @@ def test_all_writes_every_report_in_every_format_and_a_summary(everything):
     assert not list(folder.glob("*certificate*"))
 
 
+@pytest.mark.proof
 def test_every_report_names_its_source_first(everything):
     folder, reports, _ = everything
     for name in reports:
@@ -41,6 +42,7 @@ def test_every_report_names_its_source_first(everything):
         assert "not the paper's data" in first or name == "theory"
 
 
+@pytest.mark.proof
 def test_the_seed_determines_the_bytes(everything, tmp_path):
     folder, reports, _ = everything
     for seed, same in ((0, True), (1, False)):
@@ -53,6 +55,7 @@ def test_the_seed_determines_the_bytes(everything, tmp_path):
     assert len(reports) == 7
 
 
+@pytest.mark.proof
 def test_html_is_one_self_contained_page(everything):
     folder, *_ = everything
     page = (folder / "truthfulqa.html").read_text()
@@ -61,6 +64,7 @@ def test_html_is_one_self_contained_page(everything):
     assert page.count("<table>") == 3
 
 
+@pytest.mark.proof
 def test_the_summary_covers_every_claim(everything):
     folder, *_ = everything
     text = (folder / "summary.md").read_text()

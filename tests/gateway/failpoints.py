@@ -19,8 +19,8 @@ import aiohttp
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.gateway import jobs, server  # noqa: F401 - imported once, for all children
 from conformal_arbitrage.gateway.jobs import WebhookSender
-from conformal_arbitrage.gateway.people import VoteCounter
 from conformal_arbitrage.gateway.requests import Attempt
+from conformal_arbitrage.gateway.review_queue import VoteCounter
 from conformal_arbitrage.store import Store, reviews
 from tests.gateway.durability import SECRET
 

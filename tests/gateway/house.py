@@ -13,8 +13,9 @@ import requests
 import uvicorn
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.gateway import application
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.server import Connections, ServerSettings
 from conformal_arbitrage.live.config import read_config
@@ -147,7 +148,7 @@ class House:
             grades = {"primary_grade": [1.0] * 100 + [0.0] * 100, "guardian_grade": [1.0] * 200}
             made_by = {**made_by, "grader": {"kind": "exact"}}
             log = ScoreLog.from_router(confidence=[0.9] * 100 + [0.5] * 100, **grades, identities=made_by)
-        return calibrate(log, alpha, guardian_sees="all", **self.calibration).sign(secret_of(config))
+        return calibrate(log, alpha, guardian_sees="all", **self.calibration).sign(ProjectSecret.find())
 
     def start(self):
         ready = threading.Event()

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import Certificate
 from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.records import cascade_log_of
 from conformal_arbitrage.errors import OptionError, StoreError
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.certificates import edited
@@ -66,7 +67,7 @@ class CascadeHouse(House):
         config = read_config(self.path)
         questions, ids = [f"q{n}" for n in range(400)], [f"row{n}" for n in range(400)]
         known = identities_of(config, "support") | ({"grader": {"kind": "exact"}} if self.form == "text" else {})
-        log, secret = log_of(questions, ids, self.form, known), secret_of(config)
+        log, secret = log_of(questions, ids, self.form, known), ProjectSecret.find()
         return calibrate_cascade(log, self.alpha, key=secret.boundary_key, chain=self.chain).sign(secret)
 
     def question(self, number):
@@ -86,7 +87,7 @@ def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(hou
     records = {record.id: record for record in gateway.records(limit=100)}
     shown = [document if form == "text" else document["answers"][0] for document in (r.json() for r in replies)]
     ids = [one["arbitrage"]["id"] for one in shown]
-    secret = secret_of(gateway.config)
+    secret = ProjectSecret.find()
     certificate = Certificate.load(gateway.folder / "rule.json", secret=secret)
     offline = apply_cascade(certificate, log_of([f"q{number}" for number in range(500, 540)], ids, form))
     assert len(set(offline.answered_by.tolist())) > 1
@@ -196,8 +197,8 @@ def test_certificates_of_the_other_kind_are_refused(house):
 @pytest.mark.parametrize(
     ("settings", "feature"),
     [
-        ({"alarm_line": "alpha", "audit_rate": 0.5}, "red line"),
-        ({"guard": True, "audit_rate": 0.5, "mode": "enforce"}, "guard"),
+        ({"alarm_line": "alpha", "audit_rate": 0.5, "content": "full"}, "red line"),
+        ({"guard": True, "audit_rate": 0.5, "mode": "enforce", "content": "full"}, "guard"),
     ],
 )
 def test_what_has_no_proof_for_a_cascade_is_refused_by_name(house, settings, feature):
@@ -243,7 +244,7 @@ def test_a_retry_asks_no_model_of_the_chain_again(house, form):
 def test_a_keyed_decision_of_a_later_model_is_recorded_as_its_own_with_all_legs(house, form):
     gateway = house(CascadeHouse, form=form)
     gateway.headers = {"Idempotency-Key": "k1"}
-    certificate = Certificate.load(gateway.folder / "rule.json", secret=secret_of(gateway.config))
+    certificate = Certificate.load(gateway.folder / "rule.json", secret=ProjectSecret.find())
     for number in range(500, 560):
         gateway.headers = {"Idempotency-Key": f"k{number}"}
         assert gateway.question(number).status_code == 200

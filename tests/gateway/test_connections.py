@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import requests
+import uvicorn
+from uvicorn.server import ServerState
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway.chat import event_stream
-from conformal_arbitrage.gateway.server import group_of
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.gateway.metrics import Metrics
+from conformal_arbitrage.gateway.server import Connections, GuardedProtocol, ServerSettings, group_of
+from conformal_arbitrage.live.config import GatewayConfig, read_config
 from conformal_arbitrage.models.endpoint import Assembly, events
 from tests.gateway.durability import Gateway, write_config
 from tests.gateway.house import CHAT, DECISION, hanging, says, until
@@ -588,3 +591,91 @@ def test_joining_four_times_as_many_chunks_takes_about_four_times_as_long(work):
     work(1000)
     small = min(cpu_of(work, 15_000) for _ in range(3))
     assert min(cpu_of(work, 60_000) for _ in range(3)) < 8 * small  # 16 if every chunk copied what came before
+
+
+# what the guard uses of uvicorn beside its documented interface
+
+OF_PROTOCOL = [
+    "app",
+    "client",
+    "cycle",
+    "flow",
+    "headers",
+    "loop",
+    "parser",
+    "pipeline",
+    "server_state",
+    "transport",
+    "_start_asgi_task",
+]
+OF_CYCLE = ["disconnected", "keep_alive", "message_event", "response_complete", "response_started", "transport"]
+OF_FLOW = ["read_paused", "resume_reading", "resume_writing", "write_paused"]
+OF_SERVER = [
+    "capture_signals",
+    "force_exit",
+    "handle_exit",
+    "lifespan",
+    "server_state",
+    "should_exit",
+    "shutdown",
+    "started",
+]
+OVERRIDDEN = [
+    "connection_lost",
+    "connection_made",
+    "data_received",
+    "on_headers_complete",
+    "on_message_begin",
+    "on_message_complete",
+    "on_response_complete",
+    "resume_writing",
+    "send_400_response",
+    "shutdown",
+    "_start_asgi_task",
+]
+
+
+class SilentTransport(asyncio.Transport):
+    def write(self, data):
+        pass
+
+    def close(self):
+        pass
+
+    def is_closing(self):
+        return False
+
+
+async def _served(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def guarded_request():
+    """A connection after its first request, and its server."""
+    settings = ServerSettings(_served, Connections(GatewayConfig(), Metrics()))
+    settings.load()
+    server = uvicorn.Server(settings)
+    server.lifespan = settings.lifespan_class(settings)
+    protocol = GuardedProtocol(settings, ServerState(), {}, asyncio.get_running_loop())
+    protocol.connection_made(SilentTransport())
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+    await asyncio.gather(*protocol.server_state.tasks)
+    return protocol, server
+
+
+def test_uvicorn_has_the_internals_that_the_guard_of_connections_uses():
+    protocol, server = asyncio.run(guarded_request())
+    state, base = protocol.server_state, GuardedProtocol.__mro__[1]
+    used = {
+        protocol: OF_PROTOCOL, protocol.cycle: OF_CYCLE, protocol.flow: OF_FLOW, server: OF_SERVER, base: OVERRIDDEN,
+        protocol.config: ["encoded_headers"], state: ["default_headers", "tasks", "total_requests"],
+    }  # fmt: skip
+    gone = [
+        f"{type(part).__name__}.{name}" for part, names in used.items() for name in names if not hasattr(part, name)
+    ]
+    assert not gone, (
+        f"uvicorn {uvicorn.__version__} has moved {', '.join(gone)}: read gateway/server.py against its httptools_impl.py, "
+        "then raise the bound in pyproject.toml"
+    )
+    assert (protocol.phase, state.total_requests) == ("idle", 1)

@@ -69,7 +69,10 @@ def test_an_export_names_the_settings_that_its_requests_had(shadowed):
     gateway.chat({**CHAT, "messages": [message], "temperature": 0, "max_tokens": 9})
     grade(gateway, "python:tests.gateway.test_grade_records:longer")
     log = ScoreLog.read(exported(gateway, "--score-log"))
-    assert log.identities["requests"] == {"settings": ["max_tokens", "temperature"]}
+    assert log.identities["requests"] == {
+        "settings": "as requested",
+        "fields": {"max_tokens": [None, 9], "temperature": [None, 0.0]},
+    }
     assert calibrate(log, 0.5).identities["requests"] == log.identities["requests"]
 
 

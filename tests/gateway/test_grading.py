@@ -9,7 +9,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.people import grading_terms
+from conformal_arbitrage.live.reviewers import grading_terms
 from conformal_arbitrage.store import integrity, reviews
 from tests.gateway.house import CHAT, error_of, failing, says, until
 from tests.gateway.people import LONG, TEAM, GradingHouse, Reviewer, settled

@@ -199,7 +199,7 @@ def test_a_composed_name_is_another_group_than_a_decomposed_one(house):
 def test_a_key_belongs_to_one_group(house, form):
     """A caller may not take the threshold of one group for the decision of another."""
     body = MENU if form == "menu" else CHAT
-    gateway = house(GroupHouse, form=form, policy=AUDITED)
+    gateway = house(GroupHouse, form=form, policy={**AUDITED, "content": "full"})
     key = {"Idempotency-Key": "one"}
     first = gateway.chat(about("easy", body), headers=key)
     assert first.status_code == 200, first.text
@@ -210,7 +210,7 @@ def test_a_key_belongs_to_one_group(house, form):
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_a_group_that_the_key_names_is_not_the_callers_to_choose(house, form):
-    gateway = house(GroupHouse, form=form, policy={**AUDITED, "group": "key"})
+    gateway = house(GroupHouse, form=form, policy={**AUDITED, "group": "key", "content": "full"})
     body = MENU if form == "menu" else CHAT
     deciders = {}
     for label in ("easy", "geology", ""):

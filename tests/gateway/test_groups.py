@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import CertificateError, OptionError, ScoreLog, calibrate
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, DECISION, MENU, House, failing, votes
 
@@ -42,7 +43,7 @@ class GroupHouse(House):
                 id=[f"r{k}" for k in range(n)],
                 identities={**made_by, "grader": {"kind": "exact"}},
             )  # fmt: skip
-        secret = secret_of(config)
+        secret = ProjectSecret.find()
         options = {"boundary": "random", "key": secret.boundary_key, "guardian_sees": "all", **self.calibration}
         return calibrate(log, alpha, by="group", **options).sign(secret)
 
@@ -59,7 +60,7 @@ def about(subject, body=MENU, **fields):
 
 def replayed(gateway, records, groups):
     """Decide the recorded rows offline, from the scores that the record holds."""
-    certificate = gateway.certificate().with_key_of(secret_of(gateway.config))
+    certificate = gateway.certificate().with_key_of(ProjectSecret.find())
     scores = [record.decision.legs[0].scores for record in records]
     if gateway.form == "text":
         scores = [(0.0, *given) for given in scores]

@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from conformal_arbitrage.errors import CertificateError, ConfigError
-from conformal_arbitrage.live.monitor import CertificateGuard
+from conformal_arbitrage.live.service import CertificateGuard
 from conformal_arbitrage.store import policies
 from tests.gateway.house import DECISION, QUESTION, SURE, until, votes
 from tests.gateway.test_monitor import ledger, monitor

@@ -7,8 +7,9 @@ import pytest
 
 from conformal_arbitrage import Certificate, Features, ScoreLog, Usage, calibrate
 from conformal_arbitrage.calibration.learned import text_embedding
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live import binding
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import MENU, House, error_of, votes
@@ -31,7 +32,7 @@ class LearnedHouse(House):
             scores, guardian, id=[f"r{k}" for k in range(n)], group=group,
             primary_usage=Usage(output_tokens=np.full(n, 5.0)), identities=identities or identities_of(config, policy),
         )  # fmt: skip
-        secret = secret_of(config)
+        secret = ProjectSecret.find()
         features = Features(menu_size=3, group_source="metadata.subject")
         certificate = calibrate(
             log, alpha, boundary="random", key=secret.boundary_key, score="auto", features=features
@@ -64,7 +65,7 @@ def test_decisions_are_those_of_a_replay_and_their_records_say_how(house):
         answers[subject] = reply.json()["choices"][0]["message"]["content"]
     assert (answers["easy"], answers["hard"]) == ("a", "b"), "the Primary says a, the Guardian b"
     certificate = gateway.certificate()
-    certificate = certificate.with_key_of(secret_of(gateway.config))
+    certificate = certificate.with_key_of(ProjectSecret.find())
     for record, subject in zip(gateway.records(), (None, "geology", "hard", "easy"), strict=True):
         replayed = certificate.decide([0.7, 0.2, 0.1], id=record.id, group=subject, tokens=5)
         assert record.decision.learned == replayed.learned
@@ -131,7 +132,7 @@ class ReadingHouse(House):
             scores, guardian, id=[f"r{k}" for k in range(n)], context=text,
             identities=identities or identities_of(config, policy),
         )  # fmt: skip
-        secret, features = secret_of(config), Features(text=True)
+        secret, features = ProjectSecret.find(), Features(text=True)
         return calibrate(log, alpha, boundary="random", key=secret.boundary_key, score="auto", features=features).sign(
             secret
         )
@@ -148,7 +149,7 @@ def test_a_score_that_reads_texts_reads_those_of_the_requests(house, monkeypatch
         assert reply.status_code == 200, reply.text
         said[text] = reply.json()["choices"][0]["message"]["content"]
     assert said == {LAW: "b", EGGS: "a"}, "the Primary says a, the Guardian b"
-    certificate = gateway.certificate().with_key_of(secret_of(gateway.config))
+    certificate = gateway.certificate().with_key_of(ProjectSecret.find())
     for record, text in zip(gateway.records(), (EGGS, LAW), strict=True):
         replayed = certificate.decide([0.7, 0.2, 0.1], id=record.id, text=text)
         assert record.decision.learned == replayed.learned

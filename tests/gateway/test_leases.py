@@ -42,7 +42,7 @@ async def stays():
 async def answer(store, work, until_gone=stays):
     """Answer a request under an idempotency key, as a route does; the attempt afterwards."""
     async with Idempotency(store, Metrics()).attempt(ASKED, leaving(until_gone)) as attempt:
-        if attempt.response is None:
+        if attempt.reply is None:
             await work(attempt)
     return attempt
 
@@ -90,8 +90,8 @@ def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
     attempts = asyncio.run(story())
     assert failures == []
     assert len(works) == 1
-    assert sorted(attempt.replayed for attempt in attempts) == [False, True, True]
-    assert [attempt.response for attempt in attempts] == [REPLY] * 3
+    assert sorted(attempt.reply.replayed for attempt in attempts) == [False, True, True]
+    assert [attempt.reply.response for attempt in attempts] == [REPLY] * 3
 
 
 def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
@@ -175,8 +175,8 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
         return left, again, await all_records(store)
 
     left, again, records = asyncio.run(story())
-    assert left.response == again.response == REPLY
-    assert again.replayed
+    assert left.reply.response == again.reply.response == REPLY
+    assert again.reply.replayed
     assert [record.id for record in records] == [event.id]
 
 
@@ -262,7 +262,7 @@ def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
         await attempt.commit([decision()], response=REPLY)
 
     attempt = asyncio.run(answer(store, work))
-    assert (attempt.response, attempt.replayed) == (other, True)
+    assert (attempt.reply.response, attempt.reply.replayed) == (other, True)
 
 
 def test_a_claim_that_another_gateway_took_over_and_gave_up_asks_the_caller_to_retry(store):

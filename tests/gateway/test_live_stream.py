@@ -375,7 +375,7 @@ def lenient(tmp_path_factory):
 
 BEFORE = {
     "another model": tells(sse(chunk({"content": "Kim"}, model="m-2"))),
-    "a refusal": failing(400, "Kim"),
+    "a refusal": failing(403, "Kim"),
     "an error": tells(ERROR),
     "no word": tells(),
     "blank words": tells(" ", "\n\t"),
@@ -789,7 +789,7 @@ def test_a_live_decision_and_both_its_legs_are_counted_once(house):
 
 
 def test_a_live_decision_that_the_coin_draws_is_counted_and_needs_no_second_answer(house):
-    gateway = live(house, "theirs", policy={"audit_rate": 1.0})
+    gateway = live(house, "theirs", policy={"audit_rate": 1.0, "content": "full"})
     gateway.chat(STREAM)
     assert figure(gateway, "audits_queued_total") == 1
     [record] = gateway.records()

@@ -4,9 +4,11 @@ import time
 from typing import ClassVar
 
 import numpy as np
+import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
-from conformal_arbitrage import Certificate, Query, ScoreLog
+from conformal_arbitrage import Certificate, ConfigError, Query, ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
@@ -261,7 +263,7 @@ def test_audits_that_do_not_fit_the_policy_any_more_stop_no_others(house):
 
 def test_an_audit_in_free_text_keeps_no_more_content_than_the_policy_says(house):
     for content in ("full", "hashed", "off"):
-        gateway = house(form="text", policy={"audit_rate": 1.0, "content": content})
+        gateway = house(form="text", policy={"audit_rate": 1.0, "content": content, "callers_grade": True})
         gateway.chat()
         [record] = until(lambda gateway=gateway: [r for r in gateway.records() if r.audit])
         assert record.audit.answer == ("theirs" if content == "full" else None)
@@ -332,3 +334,15 @@ def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_t
         return guardian.ended  # the end of the event loop would cancel it, too
 
     assert asyncio.run(abandon()) == "cancelled"
+
+
+def test_audits_that_nobody_can_grade_are_refused_and_never_become_losses(house):
+    hashed = {"audit_rate": 1.0, "content": "hashed"}
+    with pytest.raises(ConfigError, match=r'audits cannot be graded.* set content = "full"'):
+        house(form="text", policy=hashed)
+    gateway = house(form="text", policy={**hashed, "mode": "shadow"})
+    shadowed = gateway.config.policies["support"]
+    assert shadowed.ungradable("text")
+    for graded in ({"content": "full"}, {"callers_grade": True}, {"audit_rate": 0.0}):
+        assert replace(shadowed, **graded).ungradable("text") is None
+    assert shadowed.ungradable("menu") is None

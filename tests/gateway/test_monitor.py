@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
 from tests.certificates import altered
@@ -137,7 +137,7 @@ def test_grades_settle_free_text_once_the_guardian_has_answered(house):
 
 
 def test_deferred_text_has_no_loss_at_once(house):
-    gateway = house(form="text", policy=AUDITED, primary=says("mine", 0.1))
+    gateway = house(form="text", policy={**AUDITED, "content": "full"}, primary=says("mine", 0.1))
     gateway.chat()
     [row] = settled(gateway, 1)
     assert (row.loss, len(gateway.guardian.bodies)) == (0.0, 1)
@@ -256,7 +256,7 @@ def of_other_rows(gateway, *, seconds):
     """Return a certificate from other rows than the house's, made so many seconds from now."""
     created = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
     certificate = altered(gateway.certificate(), log_sha256="5" * 64, created=created)
-    return certificate.sign(secret_of(gateway.config))
+    return certificate.sign(ProjectSecret.find())
 
 
 def test_a_certificate_of_rows_since_the_alarm_ends_safe_mode_and_older_rows_promise_nothing(house):
@@ -360,7 +360,7 @@ def test_an_answer_of_other_models_is_no_outcome(house):
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_a_policy_that_always_defers_says_that_it_has_no_monitor(house, form):
-    gateway = house(form=form, policy=AUDITED)
+    gateway = house(form=form, policy={**AUDITED, "content": "full"})
     scarce = gateway.certificate(alpha=0.001)
     assert scarce.status == "always_defer"
     gateway.put("/v1/arbitrage/policies/support", {"certificate": scarce.to_dict()})
@@ -394,7 +394,7 @@ def test_red_stands_at_alpha_if_the_policy_says_so(house):
 
 def test_a_high_probability_certificate_says_so_in_answers(house):
     from conformal_arbitrage import calibrate
-    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of
 
     gateway = house(policy=AUDITED)
     rows = [[0.9, 0.1, 0.0]] * 300 + [[0.6, 0.3, 0.1]] * 100
@@ -402,7 +402,7 @@ def test_a_high_probability_certificate_says_so_in_answers(house):
     log = ScoreLog.from_arrays(
         rows, right, id=[f"r{k}" for k in range(400)], identities=identities_of(gateway.config, "support")
     )
-    sure = calibrate(log, 0.05, guardian_sees="all", confidence=0.95, zero_one=True).sign(secret_of(gateway.config))
+    sure = calibrate(log, 0.05, guardian_sees="all", confidence=0.95, zero_one=True).sign(ProjectSecret.find())
     assert gateway.put("/v1/arbitrage/policies/support", {"certificate": sure.to_dict()}).status_code == 200
     [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["guarantee"] == "high_probability"

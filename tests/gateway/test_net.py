@@ -4,8 +4,9 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import ledger as stored_ledger
 from tests.gateway.house import DECISION, QUESTION, UNSURE, House, failing, until, votes
@@ -20,7 +21,7 @@ class NetHouse(House):
 
     def certificate(self, alpha=0.05, identities=None, policy="support"):
         config = read_config(self.path)
-        made_by, secret = identities or identities_of(config, policy), secret_of(config)
+        made_by, secret = identities or identities_of(config, policy), ProjectSecret.find()
         if config.form_of(policy) == "menu":
             rows = [[0.9, 0.1, 0.0]] * 300 + [[0.6, 0.3, 0.1]] * 300
             guardian = [[1.0, 0.0, 0.0]] * 300 + [[0.0, 1.0, 0.0]] * 300

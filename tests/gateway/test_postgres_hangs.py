@@ -10,9 +10,12 @@ import pytest
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import Claim, PostgresStore, claims, events, integrity, open_store, pages
 from conformal_arbitrage.store import keys as stored_keys
+from conformal_arbitrage.store import postgres as postgres_store
 from tests.database_faults import backends, crash, locked, pooled, stopped
 from tests.gateway.durability import Gateway, calls_by_name, decision_request, write_config
 from tests.store.facts import decide, decision
+
+WRITE = postgres_store._WRITE  # as it is served; the fixture of the server gives it a minute
 
 FOREVER = 60  # seconds after which something counts as hanging
 
@@ -230,7 +233,9 @@ def test_behind_a_pooler_every_operation_works(server, postgres, tmp_path):
         asyncio.run(story(pool))
 
 
-def test_behind_a_pooler_timeouts_and_durability_hold_and_do_not_stay_behind(server, postgres, tmp_path):
+def test_behind_a_pooler_timeouts_and_durability_hold_and_do_not_stay_behind(server, postgres, tmp_path, monkeypatch):
+    monkeypatch.setattr(postgres_store, "_WRITE", WRITE)
+
     async def story(pool):
         store = PostgresStore(pool)
         names = "statement_timeout", "lock_timeout", "synchronous_commit"

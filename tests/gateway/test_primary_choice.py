@@ -7,7 +7,7 @@ import pytest
 
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.people import review_terms
+from conformal_arbitrage.live.reviewers import review_terms
 from conformal_arbitrage.store import pages, reviews
 from conformal_arbitrage.types import Query
 from tests.console.filled import Visit

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.monitoring import limits
 from conformal_arbitrage.monitoring.limits import LossSums
 from conformal_arbitrage.store import pages
@@ -35,7 +35,7 @@ def served(where, tmp_path, monkeypatch):
 
 
 def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises_anything(served):
-    target = renewable(served.config, "support", identities_of(served.config, "support"), secret_of(served.config))
+    target = renewable(served.config, "support", identities_of(served.config, "support"), ProjectSecret.find())
 
     async def begin(store):
         ahead = await outlook(store, target, now=time.time() + 1.1 * DAY)
@@ -139,9 +139,7 @@ class LooseHouse(House):
         signed = super().certificate(*args, **options)
         other = {**signed.identities, "guardian": {**signed.identities["guardian"], "model": "another"}}
         identities = "unbound" if "unbound" in self.sections["policies.support"]["allow"] else other
-        return altered(signed, identities=identities, secret_id=None, signature=None).sign(
-            secret_of(read_config(self.path))
-        )
+        return altered(signed, identities=identities, secret_id=None, signature=None).sign(ProjectSecret.find())
 
 
 @pytest.mark.parametrize("name", ["guardian.model", "unbound"])

@@ -9,13 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import Certificate, ScoreLog, calibrate
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import install_successor, outlook, renewable, successor
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway import jobs
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
-from conformal_arbitrage.gateway.jobs import Renewer
+from conformal_arbitrage.gateway import renewer
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
+from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import read_config
@@ -45,7 +46,7 @@ class SmallHouse(House):
         right = [[1.0, 0.0, 0.0]] * (N // 2) + [[0.0, 1.0, 0.0]] * (N // 2)
         log = ScoreLog.from_arrays(rows, right, id=[f"r{k}" for k in range(N)], identities=made_by)
         log.write(self.folder / "log.parquet")
-        return calibrate(log, alpha).sign(secret_of(config))
+        return calibrate(log, alpha).sign(ProjectSecret.find())
 
 
 def house(folder, gateway=None, **policy):
@@ -91,12 +92,12 @@ async def renew_with(config, gateways, *, days):
             store = await open_record(config)
             stack.push_async_callback(store.close)
             models = await stack.enter_async_context(Models(config, Extras()))
-            policies = PolicyTable(config, store, pairs_of(models), secret_of(config))
+            policies = PolicyTable(config, store, pairs_of(models), ProjectSecret.find())
             await policies.load()
             clock = lambda: time.time() + days * DAY  # noqa: E731
             watcher = Watcher(store, policies, clock)
             await watcher.turn()
-            renewers.append((Renewer(config, store, policies, secret_of(config), clock), watcher))
+            renewers.append((Renewer(config, store, policies, ProjectSecret.find(), clock), watcher))
         await asyncio.gather(*(renewer.run_once(watcher) for renewer, watcher in renewers))
 
 
@@ -161,7 +162,7 @@ def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
         assert (record.decision.mode, record.decided_by) == ("safe", "guardian")
         asyncio.run(renew_with(served.config, 2, days=1.1))
         assert len(history(served)) == 1  # never by itself
-        target = renewable(served.config, "support", identities_of(served.config, "support"), secret_of(served.config))
+        target = renewable(served.config, "support", identities_of(served.config, "support"), ProjectSecret.find())
 
         async def by_hand(store):
             ahead = await outlook(store, target, now=time.time() + 1.1 * DAY)
@@ -192,7 +193,7 @@ def test_the_gateway_tightens_by_itself_while_losses_make_it_amber(tmp_path):
 
 
 def test_the_running_gateway_looks_at_its_schedule(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "RENEW_EVERY", 0.05)
+    monkeypatch.setattr(renewer, "RENEW_EVERY", 0.05)
     looks = []
 
     async def look(self, watcher):

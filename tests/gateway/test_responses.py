@@ -213,7 +213,7 @@ def test_an_answer_cut_short_is_incomplete(text):
 
 
 def test_a_guardian_that_fails_is_the_client_s_own_exception(text):
-    gateway = text(primary=says("mine", 0.1), guardian=failing(400))
+    gateway = text(primary=says("mine", 0.1), guardian=failing(403))
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError):
             gateway.openai.responses.create(model="support", input="Say it.", stream=stream)
@@ -391,7 +391,9 @@ def test_a_schema_with_more_to_decide_is_no_menu(house, shape):
 def test_models_can_be_retrieved_by_name_and_alias(house):
     gateway = house(policy={"aliases": ["gpt-4o"]})
     with gateway.client() as client:
-        assert client.models.retrieve("support").id == client.models.retrieve("gpt-4o").id == "support"
+        assert client.models.retrieve("support").id == "support"
+        assert client.models.retrieve("gpt-4o").id == "gpt-4o"
+        assert client.models.retrieve("gpt-4o").arbitrage["alias_of"] == "support"
         assert client.models.retrieve("support").arbitrage["form"] == "menu"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("nothing")

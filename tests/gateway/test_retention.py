@@ -35,7 +35,7 @@ def test_decisions_are_removed_after_retain_days_except_those_with_an_open_audit
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_the_content_of_one_record_is_erased_and_everything_still_verifies(home, form):
     primary = votes(*UNSURE) if form == "menu" else says("mine about SECRET-WORD", 0.1)
-    guardian = failing(400, "bad SECRET-WORD")
+    guardian = failing(403, "bad SECRET-WORD")
     gateway = home(form=form, primary=primary, guardian=guardian, policy={"content": "full"})
     if form == "menu":
         ask, body = gateway.decide, {**DECISION, "input": "SECRET-WORD"}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from conformal_arbitrage.monitoring.people import LEVELS
+from conformal_arbitrage.monitoring.votes import LEVELS
 from conformal_arbitrage.store import reviews
 from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
 from tests.gateway.people import LONG, TEAM, Later, PeopleHouse

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import StaleCalibrationError
-from conformal_arbitrage.gateway.gateway import secret_of
 from conformal_arbitrage.models import rendering
 from conformal_arbitrage.store.record import MenuQuestion, decode_question, encode
 from conformal_arbitrage.types import Query
@@ -193,8 +193,8 @@ def test_settings_reach_a_text_model_in_the_same_bytes_down_every_road(tmp_path,
         assert json.loads(kept) == SETTINGS
 
 
-def test_pinned_settings_are_refused_alike_on_every_road(tmp_path):
-    with House(tmp_path, form="text", models=PINNED) as house:
+def test_strict_settings_are_refused_alike_on_every_road(tmp_path):
+    with House(tmp_path, form="text", models=PINNED, policy={"strict": True}) as house:
         rows = tmp_path / "rows.jsonl"
         rows.write_text(json.dumps({"question": TEXT, "expected": "mine", "id": "p", "stop": "END"}))
         columns = ["--question-column", "question", "--grade", "exact", "--config", house.path]
@@ -217,7 +217,7 @@ def test_a_certificate_made_by_collect_serves_with_its_guarantee(tmp_path, kind)
         log = tmp_path / "log.parquet"
         invoke("collect", tmp_path / "rows.jsonl", "-o", log, "--config", house.path)
         certificate = calibrate(ScoreLog.read(log), 0.05, guardian_sees="all")
-        certificate.sign(secret_of(house.config)).save(tmp_path / "rule.json")
+        certificate.sign(ProjectSecret.find()).save(tmp_path / "rule.json")
         house.restart()
         reply = house.decide(decision(TEXT, "")).json()
         assert reply["answers"][0]["arbitrage"]["guarantee"] == "crc"

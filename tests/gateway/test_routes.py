@@ -201,23 +201,23 @@ OVERRIDES = [("temperature", 0.7), ("top_p", 0.5), ("max_tokens", 3), ("seed", 1
 
 
 @pytest.mark.parametrize(("name", "value"), OVERRIDES)
-def test_a_field_that_overrides_a_pinned_setting_is_refused(house, name, value):
-    gateway = house(form="text")
+def test_a_strict_policy_refuses_a_field_that_overrides_a_pinned_setting(house, name, value):
+    gateway = house(form="text", policy={"strict": True})
     assert error_of(gateway.chat({**CHAT, name: value}), 422, "pinned_setting")["param"] == name
     assert not gateway.primary.bodies
     assert gateway.chat({**CHAT, "temperature": 0.1}).status_code == 200  # what is pinned may be said
 
 
 @pytest.mark.parametrize(("name", "value"), OVERRIDES)
-def test_or_marks_the_reply_as_under_no_guarantee(house, name, value):
-    gateway = house(form="text", policy={"overrides": "none"})
+def test_any_other_marks_the_reply_as_under_no_guarantee(house, name, value):
+    gateway = house(form="text")
     seen = gateway.chat({**CHAT, name: value}).json()["arbitrage"]
     assert (seen["guarantee"], name in seen["reason"]) == ("none", True)
     assert gateway.primary.bodies[0][name] == value
 
 
 def test_what_overrides_the_guardian_alone_is_an_override_too(house):
-    gateway = house(form="text", models={"guardian": {"temperature": 0.5}})
+    gateway = house(form="text", models={"guardian": {"temperature": 0.5}}, policy={"strict": True})
     error_of(gateway.chat({**CHAT, "temperature": 0.1}), 422, "pinned_setting")
 
 
@@ -226,6 +226,12 @@ def test_model_names_a_policy_or_an_alias_and_nothing_else(house):
     assert gateway.decide({**DECISION, "model": "gpt-4o"}).json()["model"] == "support"
     for model in ("support@0.5", "support:0.1", "m", ""):
         assert error_of(gateway.decide({**DECISION, "model": model}), 404, "model_not_found")["param"] == "model"
+
+
+def test_models_lists_the_aliases_of_policies_too(house):
+    listed = house(policy={"aliases": ["gpt-4o", "gpt-4o-mini"]}).get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["support", "gpt-4o", "gpt-4o-mini"]
+    assert [model["arbitrage"].get("alias_of") for model in listed] == [None, "support", "support"]
 
 
 def test_models_lists_the_policies(house):

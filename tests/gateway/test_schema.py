@@ -40,8 +40,8 @@ EACH = -(-REQUESTS // (4 * len(WITH_INPUT)))  # two forms, valid and invalid dat
 def running(request, tmp_path_factory):
     """A gateway with a record and an administrator's key."""
     unsure = votes(*UNSURE) if request.param == "menu" else says("mine", 0.4)
-    folder, settings = tmp_path_factory.mktemp(request.param), {"overrides": "none"}
-    with House(folder, form=request.param, primary=unsure, policy=settings) as gateway:
+    folder = tmp_path_factory.mktemp(request.param)
+    with House(folder, form=request.param, primary=unsure) as gateway:
         gateway.headers = gateway.keyed("admin")
         reply = gateway.decide() if request.param == "menu" else gateway.chat()
         id = reply.headers["x-arbitrage-decision-id"]

@@ -7,10 +7,11 @@ import stat
 import pytest
 from click.testing import CliRunner
 
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import ConfigError, StoreError
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import database_of, existing_secret
+from conformal_arbitrage.live.database import database_of, open_record
 from conformal_arbitrage.models.endpoint import SplitSecret
 from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import SECRET, Gateway, run_sql, write_config
@@ -43,9 +44,7 @@ def test_an_upstream_cannot_forge_a_line_of_the_log(tmp_path):
     with House(tmp_path, primary=votes(*UNSURE), guardian=failing(400, f"bad\n{forged}\n\r{forged}")) as gateway:
 
         async def story():
-            async with Gateway(
-                gateway.path, ARBITRAGE_SECRET=(tmp_path / "arbitrage.secret").read_text().strip()
-            ) as other:
+            async with Gateway(gateway.path, ARBITRAGE_SECRET=ProjectSecret.find().keys[0].decode()) as other:
                 import requests
 
                 reply = await asyncio.to_thread(requests.post, f"{other.url}/v1/decisions", json=DECISION, timeout=30)
@@ -99,11 +98,41 @@ def test_a_secret_that_can_be_guessed_is_refused(tmp_path, monkeypatch, content)
     monkeypatch.delenv("ARBITRAGE_SECRET", raising=False)
     path = write_config(tmp_path, "store.db")
     (tmp_path / "arbitrage.secret").write_bytes(content)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="a secret has 16"):
-        existing_secret(read_config(path))
+        ProjectSecret.find()
     result = CliRunner().invoke(main, ["serve", "--config", str(path), "--port", "0"])
     assert result.exit_code == 2
     assert "a secret has 16" in result.output
+
+
+def test_a_database_refuses_every_secret_but_the_one_it_was_made_with(where, tmp_path, monkeypatch):
+    path = write_config(tmp_path, where)
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
+    needed = ProjectSecret.find().id
+
+    def verified():
+        return CliRunner().invoke(main, ["records", "verify", "--config", str(path)])
+
+    asyncio.run(_opened(path))
+    assert verified().exit_code == 0
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
+    for given in ("another-secret-of-this-length", None):
+        monkeypatch.delenv("ARBITRAGE_SECRET")
+        if given:
+            monkeypatch.setenv("ARBITRAGE_SECRET", given)
+        for result in (verified(), CliRunner().invoke(main, ["serve", "--config", str(path), "--port", "0"])):
+            assert result.exit_code == 2, result.output
+            assert f"made with the secret of fingerprint {needed}" in result.output
+        monkeypatch.setenv("ARBITRAGE_SECRET", "")
+    assert not (tmp_path / "another").exists()
+    monkeypatch.setenv("ARBITRAGE_SECRET", f"another-secret-of-this-length,{SECRET}")
+    assert verified().exit_code == 0
+
+
+async def _opened(path):
+    store = await open_record(read_config(path))
+    await store.close()
 
 
 def delta(text=None, finish=None, **rest):

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.collecting.records import SessionTurn, session_log
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.gateway.policies import check_policies
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import CHAT, House, chunks, error_of, failing, says, until
@@ -35,7 +36,7 @@ class SessionHouse(House):
         ]
         idle = config.policies[policy].session_idle
         log = session_log(turns, idle=idle, now=1e12, identities=identities or identities_of(config, policy))
-        return calibrate(log, alpha).sign(secret_of(config))
+        return calibrate(log, alpha).sign(ProjectSecret.find())
 
 
 @pytest.fixture

@@ -31,20 +31,71 @@ def test_requests_keep_their_own_settings_with_the_guarantee(house, sure):
 
 def test_a_setting_that_no_logged_request_had_is_served_without_a_guarantee(house):
     gateway = house(form="text", task=AS_REQUESTED, policy={"content": "full", "audit_rate": 1.0})
-    made_by = {**identities_of(gateway.config, "support"), "requests": {"settings": ["temperature"]}}
-    certificate = gateway.certificate(identities=made_by)
-    assert gateway.put("/v1/arbitrage/policies/support", {"certificate": certificate.to_dict()}).status_code == 200
+    install_logged(gateway, {"temperature": [0, 0.5]})
     assert gateway.chat({**CHAT, "temperature": 0}).json()["arbitrage"]["guarantee"] == "crc"
     seen = gateway.chat({**CHAT, "temperature": 0, "stop": ["x"]}).json()["arbitrage"]
     assert seen["guarantee"] == "none"
     record = gateway.records()[0]
-    assert record.decision.no_guarantee == "no request of the calibration log set stop"
+    assert record.decision.no_guarantee == "no request of the calibration log had stop ['x']"
     assert not record.decision.overridden  # the next calibration takes it in
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_pinned_settings_are_refused_one_by_one_with_both_remedies(house, name):
+def install_logged(gateway, fields, settings="as requested"):
+    """Install a certificate whose log had requests with these fields."""
+    requests = {"settings": settings, "fields": fields}
+    made_by = {**identities_of(gateway.config, "support"), "requests": requests}
+    certificate = gateway.certificate(identities=made_by)
+    assert gateway.put("/v1/arbitrage/policies/support", {"certificate": certificate.to_dict()}).status_code == 200
+
+
+LOGGED = {"temperature": [0, 0.5], "max_tokens": [None, 100], "tools": [None], "top_p": "any"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"temperature": 0.5}, None),
+        ({"temperature": 0, "max_completion_tokens": 100, "top_p": 0.123}, None),
+        ({"temperature": 1.7}, "temperature 1.7"),
+        ({}, "no temperature"),
+        ({"temperature": 0, "max_tokens": 7}, "max_tokens 7"),
+        ({"temperature": 0, "tools": TOOLS}, "tools"),
+        ({"temperature": 0, "response_format": SCHEMA}, "response_format 'json_schema'"),
+        ({"temperature": 0, "seed": 3}, "seed 3"),
+    ],
+)
+def test_the_label_compares_the_values_of_every_field_with_those_of_the_log(house, given, reason):
+    gateway = house(form="text", task=AS_REQUESTED)
+    install_logged(gateway, LOGGED)
+    seen = gateway.chat({**CHAT, **given}).json()["arbitrage"]
+    if reason is None:
+        assert seen["guarantee"] == "crc"
+    else:
+        assert (seen["guarantee"], seen["reason"]) == ("none", f"no request of the calibration log had {reason}")
+
+
+def test_pinned_settings_say_nothing_of_tools_that_were_never_logged(house):
     gateway = house(form="text")
+    install_logged(gateway, {}, settings="pinned")
+    assert gateway.chat({**CHAT, "temperature": 0.1}).json()["arbitrage"]["guarantee"] == "crc"
+    assert gateway.chat({**CHAT, "tools": TOOLS}).json()["arbitrage"]["guarantee"] == "none"
+
+
+@pytest.mark.parametrize("given", [{"temperature": 1.7}, {"tools": TOOLS, "temperature": 0}, {}])
+def test_a_strict_policy_refuses_what_was_never_logged(house, given):
+    gateway = house(form="text", task=AS_REQUESTED, policy={"strict": True})
+    install_logged(gateway, {"temperature": [0]})
+    error = error_of(gateway.chat({**CHAT, **given}), 422, "unlogged_setting")
+    assert error["param"] == next(iter(given), "temperature")
+    assert not gateway.primary.bodies
+    assert gateway.chat({**CHAT, "temperature": 0}).status_code == 200
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_strict_policy_refuses_other_settings_one_by_one_with_both_remedies(house, name):
+    gateway = house(form="text", policy={"strict": True})
     error = error_of(gateway.chat({**CHAT, name: SETTINGS[name]}), 422, "pinned_setting")
     assert error["param"] == name
     assert "the pinned value is" in error["message"]
@@ -123,12 +174,16 @@ def test_a_menu_takes_settings_and_says_that_they_have_no_effect(house, stream):
     assert "ignored" not in gateway.chat(MENU).json()["arbitrage"]
 
 
-def test_shadow_mode_refuses_what_the_rule_would_refuse(house):
-    gateway = house(form="text", policy={"mode": "shadow"})
-    error_of(gateway.chat({**CHAT, "stop": "x"}), 422, "pinned_setting")
-    gateway = house(form="text", policy={"mode": "shadow"}, task=AS_REQUESTED)
-    assert gateway.chat({**CHAT, "stop": "x"}).status_code == 200
-    assert gateway.primary.bodies[0]["stop"] == gateway.guardian.bodies[0]["stop"] == "x"
+@pytest.mark.parametrize("task", [{}, AS_REQUESTED])
+@pytest.mark.parametrize("mode", ["shadow", "enforce"])
+def test_whatever_settings_a_client_sends_are_passed_on(house, task, mode):
+    gateway = house(form="text", primary=says("mine", 0.4), policy={"mode": mode}, task=task)
+    reply = gateway.chat({**CHAT, **SETTINGS})
+    assert reply.status_code == 200
+    expected = "crc" if task else "none"
+    assert reply.json()["arbitrage"]["guarantee"] == expected
+    for upstream in (gateway.primary, gateway.guardian):
+        assert {name: upstream.bodies[0][name] for name in SETTINGS} == SETTINGS
 
 
 def test_a_certificate_for_one_rule_of_settings_does_not_serve_under_the_other(house):

@@ -148,7 +148,7 @@ def test_replies_of_any_length_with_a_limit_on_money_are_refused_at_the_start(tm
 def test_a_request_whose_length_is_no_whole_number_is_refused_before_the_guardian_is_asked(house):
     gateway = house(
         form="text", primary=says("mine", 0.1), models={"guardian": {"max_tokens": 9}},
-        gateway={"guardian_cost_per_hour": 1.0}, policy={"overrides": "none"},
+        gateway={"guardian_cost_per_hour": 1.0},
     )  # fmt: skip
     assert gateway.chat({**CHAT, "max_tokens": 2.5}).status_code in (400, 422)
     assert not gateway.guardian.bodies

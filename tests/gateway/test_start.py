@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.cli.demo import write_gateway
+from conformal_arbitrage.gateway.server import reachable_url
 from conformal_arbitrage.live.config import read_config
 from tests.gateway.house import UNSURE, hanging, says, until, votes
 from tests.gateway.people import PeopleHouse
@@ -31,7 +31,6 @@ BUNDLED = Path(__file__).parents[2] / "src" / "conformal_arbitrage" / "data" / "
 def demo(tmp_path):
     """The folder that `make demo-serve` serves."""
     (tmp_path / "science.parquet").write_bytes(BUNDLED.read_bytes())
-    ProjectSecret.create(tmp_path)
     write_gateway(tmp_path, ScoreLog.read(BUNDLED, primary="qwen15b", guardian="expert"))
     return tmp_path
 
@@ -224,7 +223,6 @@ def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(
     [
         ({"mode": "shadow"}, True),
         ({"mode": "shadow", "content": "off"}, True),
-        ({"audit_rate": 0.5}, True),
         ({"mode": "shadow", "content": "full"}, False),
         ({}, False),
     ],
@@ -327,3 +325,11 @@ def test_records_and_keys_need_no_key_of_a_provider(house, monkeypatch):
         assert run(gateway.folder, *command).exit_code == 0, command
     refused = run(gateway.folder, "serve", "--port", "0")
     assert "SOME_PROVIDERS_KEY is not set" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:8080"), ("::", "http://[::1]:8080"), ("10.0.0.7", "http://10.0.0.7:8080")],
+)
+def test_the_printed_address_is_one_that_can_be_opened(host, url):
+    assert reachable_url(host, 8080) == url

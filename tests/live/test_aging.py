@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.live.monitor import AgeLimits, KnownLosses, age_of, luck_words, range_of
+from conformal_arbitrage.live.service import AgeLimits, KnownLosses, age_of, luck_words, range_of
 from conformal_arbitrage.store import LedgerRows
 
 DAY = 86400.0

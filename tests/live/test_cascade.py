@@ -49,7 +49,7 @@ def test_what_is_collected_and_calibrated_is_what_is_decided_live(run, form, mon
         write_cascade_config(Path(), upstream.url, form=form)
         log = collected(run, form)
         assert log.models == ("small", "middle")
-        assert set(log.identities) == {"small", "middle", "large", *(["grader"] if form == "text" else [])}
+        assert set(log.identities) == {"small", "middle", "large", *(["grader", "requests"] if form == "text" else [])}
         assert log.texts[7].tolist() == [facts(name, "q7")[0] for name in log.models]
         assert (log.cost > 0).all()
         certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"))
@@ -75,7 +75,7 @@ def test_a_setting_that_no_logged_request_had_leaves_a_cascade_without_a_guarant
     with serving(reply) as upstream:
         write_cascade_config(Path(), upstream.url, form="text", settings="as requested")
         log = collected(run, "text")
-        assert log.identities["requests"] == {"settings": []}
+        assert log.identities["requests"] == {"settings": "as requested", "fields": {}}
         certificate = calibrate_cascade(log, "0.1", key=KEY, chain=("small", "middle"))
 
         async def reasons():
@@ -86,7 +86,7 @@ def test_a_setting_that_no_logged_request_had_leaves_a_cascade_without_a_guarant
                 ]
                 return [(await router.decide(ChatRequest(body, id="id1"))).no_guarantee for body in bodies]
 
-        assert asyncio.run(reasons()) == [None, "no request of the calibration log set seed"]
+        assert asyncio.run(reasons()) == [None, "no request of the calibration log had seed 1"]
 
 
 async def decided(config, certificate, form, rows):

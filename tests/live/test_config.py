@@ -43,9 +43,29 @@ def test_init_does_not_overwrite_a_file_without_force(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = CliRunner()
     assert run.invoke(cli, ["init"]).exit_code == 0
-    assert run.invoke(cli, ["init", "--form", "text"]).exit_code != 0
-    assert run.invoke(cli, ["init", "--form", "text", "--force"]).exit_code == 0
     assert read_config().task.form == "text"
+    assert run.invoke(cli, ["init", "--form", "menu"]).exit_code != 0
+    assert run.invoke(cli, ["init", "--form", "menu", "--force"]).exit_code == 0
+    assert read_config().task.form == "menu"
+
+
+def test_init_names_the_endpoints_it_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    local = [
+        "--primary-url",
+        "http://127.0.0.1:9/v1",
+        "--primary-model",
+        "small",
+        "--guardian-url",
+        "https://ai.example/v1",
+    ]
+    assert CliRunner().invoke(cli, ["init", *local]).exit_code == 0
+    read = read_config()
+    assert (read.primary.url, read.primary.model, read.primary.key_env) == ("http://127.0.0.1:9/v1", "small", None)
+    assert (read.guardian.url, read.guardian.key_env) == ("https://ai.example/v1", "OPENAI_API_KEY")
+    assert read.policies["assistant"].certificate == "certificate.json"
+    wrong = CliRunner().invoke(cli, ["init", "--force", "--guardian-url", "localhost:8000"])
+    assert (wrong.exit_code, "--guardian-url must be a URL" in wrong.output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +195,22 @@ def test_check_pins_the_first_variant_that_works(supported, mode, field, tmp_pat
 def test_check_reports_whether_logprobs_are_available(tmp_path):
     done, _, _ = check(tmp_path, endpoint(gives_logprobs=False))
     assert json.loads(done.stdout)["models"][0]["logprobs"] is False
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_check_reports_logprobs_of_models_in_free_text(tmp_path, available):
+    model = 'kind = "chat"\nurl = "http://127.0.0.1:9/v1"\nmodel = "small"\n'
+    text = f'[task]\nform = "text"\n[primary]\n{model}confidence = "ask"\n[guardian]\n{model}'
+    plain = endpoint(gives_logprobs=available)
+
+    def reply(path, body, number):
+        if body.get("logprobs"):
+            return plain(path, body, number)
+        rated = "How sure are you" in str(body["messages"])
+        return completion('{"confidence": 0.9}' if rated else "red", model="small-1")
+
+    done, _, _ = check(tmp_path, reply, text)
+    assert [model["logprobs"] for model in json.loads(done.stdout)["models"]] == [available] * 2
 
 
 @pytest.mark.parametrize(

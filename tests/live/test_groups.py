@@ -15,9 +15,9 @@ from conformal_arbitrage import (
     StaleCalibrationError,
     calibrate,
 )
-from conformal_arbitrage.calibration.forms import PerSession
+from conformal_arbitrage.calibration.promises import PerSession
 from conformal_arbitrage.live.binding import check_router_form
-from conformal_arbitrage.live.monitor import deferring, false_red_of_policy, watchable
+from conformal_arbitrage.live.service import deferring, false_red_of_policy, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
 from tests.calibration.test_learned import KEY
 from tests.live.test_learned import live, pair

@@ -9,8 +9,8 @@ import pytest
 from conformal_arbitrage import OptionError, ScoreLog, calibrate
 from conformal_arbitrage.evaluation.show import save_history
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.live.monitor import LedgerWatch, drawn_ledgers, drawn_moments, read_history, read_standings
-from conformal_arbitrage.live.report import figure_svg
+from conformal_arbitrage.live.report import drawn_ledgers, drawn_moments, figure_svg
+from conformal_arbitrage.live.service import LedgerWatch, read_history, read_standings
 from conformal_arbitrage.store import AlarmBody, LedgerKey, Settlement, ledger, policies
 from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
 

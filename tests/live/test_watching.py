@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.forms import Cluster, Own, PerSession, Threshold
+from conformal_arbitrage.calibration.promises import Cluster, Own, PerSession, Threshold
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.live.monitor import deferring, served_figure, watchable
+from conformal_arbitrage.live.service import deferring, served_figure, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.store import LedgerRows
 

@@ -240,7 +240,7 @@ def test_malformed_http_is_a_failed_connection(data):
 def timed_out(reply):
     start = time.perf_counter()
     result = outcome(Sockets(reply), timeout=0.3)
-    assert 0.25 < time.perf_counter() - start < 3
+    assert 0.25 < time.perf_counter() - start < 30
     error_of(result, DeadlineError, retryable=True, spent=UNKNOWN)
     assert "0.3 s" in str(result)
 

@@ -156,7 +156,7 @@ def test_a_word_of_one_letter_at_the_start_of_a_sentence_names_no_option(text):
     [lambda: named_option("!" * 20_000, ("x", "y")), lambda: PairPrompt().read("1" * 20_000, Query("q", ("x", "y")))],
 )
 def test_a_long_meaningless_reply_is_parsed_quickly(read):
-    start = time.perf_counter()
+    start = time.process_time()
     with contextlib.suppress(ValueError):
         read()
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5

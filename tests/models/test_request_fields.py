@@ -6,13 +6,14 @@ from openai.resources.chat.completions import Completions
 
 from conformal_arbitrage.gateway import chat
 from conformal_arbitrage.models.completions import (
+    ANY,
     AS_REQUESTED,
     PASSED_ON,
     SETTINGS,
+    RequestFields,
     checked_settings,
-    logged_settings,
     overridden,
-    unlogged_settings,
+    unlogged_fields,
 )
 
 PINNED = {"temperature": 0.1, "max_tokens": None, "seed": None, "reasoning_effort": None}
@@ -71,21 +72,40 @@ def test_any_setting_differs_from_pinned_ones_that_do_not_have_it(name):
     assert overridden({name: value}, requested) == {}
 
 
-def test_a_log_names_the_settings_of_its_requests_where_they_are_as_requested():
-    bodies = [{"messages": [], "seed": 1}, {"messages": [], "temperature": 0, "stop": None}, {"messages": []}]
-    requested = {role: {"settings": AS_REQUESTED} for role in ("primary", "guardian")}
-    logged = logged_settings(bodies, requested)
-    assert logged == {"requests": {"settings": ["seed", "temperature"]}}
-    assert logged_settings(bodies, {**requested, "guardian": PINNED}) == {}
-    assert unlogged_settings({"seed": 2, "temperature": 1, "top_p": None}, logged) == []
-    assert unlogged_settings({"seed": 2, "top_p": 1, "stop": "x"}, logged) == ["stop", "top_p"]
-    assert unlogged_settings({"top_p": 1}, {}) == []  # a certificate of an earlier release
+REQUESTED = {role: {"settings": AS_REQUESTED} for role in ("primary", "guardian")}
 
 
-def test_a_limit_under_its_other_name_was_logged():
-    logged = {"requests": {"settings": ["max_tokens"]}}
-    assert unlogged_settings({"max_completion_tokens": 5}, logged) == []
-    assert unlogged_settings({"max_completion_tokens": 5}, {"requests": {"settings": []}}) == ["max_completion_tokens"]
+def logged(*bodies, identities=REQUESTED):
+    fields = RequestFields()
+    for body in bodies:
+        fields.add(body)
+    return fields.document(identities)
+
+
+def test_a_log_lists_the_values_of_its_requests_and_says_nothing_of_pinned_ones():
+    bodies = [{"messages": [], "seed": 1, "tools": [{}]}, {"messages": [], "temperature": 0, "stop": None}]
+    fields = {"seed": [None, 1], "temperature": [None, 0.0], "tools": [None, True]}
+    assert logged(*bodies) == {"requests": {"settings": AS_REQUESTED, "fields": fields}}
+    pinned = logged(*bodies, identities={**REQUESTED, "guardian": PINNED})
+    assert pinned == {"requests": {"settings": "pinned", "fields": {"tools": [None, True]}}}
+    assert unlogged_fields({"seed": 2, "tools": [{}]}, pinned) == []
+    assert unlogged_fields({"response_format": {"type": "json_object"}}, pinned) == ["response_format 'json_object'"]
+
+
+def test_a_value_counts_as_logged_only_if_a_request_had_it():
+    known = logged({"temperature": 0, "stop": "x"}, {"temperature": 1, "stop": ["x"], "max_tokens": 5})
+    assert unlogged_fields({"temperature": 0.0, "stop": ["x"]}, known) == []
+    assert unlogged_fields({"temperature": 1, "stop": "x", "max_completion_tokens": 5}, known) == []
+    assert unlogged_fields({"temperature": 0.5, "stop": "y"}, known) == ["stop ['y']", "temperature 0.5"]
+    assert unlogged_fields({"stop": "x", "max_tokens": 6}, known) == ["max_tokens 6", "no temperature"]
+    assert unlogged_fields({"temperature": 9}, {}) == []  # made from a log without requests
+    assert unlogged_fields({"temperature": 9}, "unbound") == []
+
+
+def test_more_values_than_can_be_listed_stand_for_any():
+    known = logged(*({"seed": seed} for seed in range(40)))
+    assert known["requests"]["fields"] == {"seed": ANY}
+    assert unlogged_fields({"seed": 99}, known) == []
 
 
 def test_an_equal_value_does_not_differ():

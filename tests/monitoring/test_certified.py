@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, calibrate
-from conformal_arbitrage.calibration.forms import Own
+from conformal_arbitrage.calibration.promises import Own
 from conformal_arbitrage.monitoring.lines import certificate_lines, ledger_names, net_line, watch_lines
 from tests.calibration.test_sure import BINARY, GRADED, KEY
 from tests.validity.test_net import router_log

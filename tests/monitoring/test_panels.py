@@ -2,7 +2,7 @@ from itertools import product
 
 import pytest
 
-from conformal_arbitrage.monitoring.people import GRADE_PAIRS, PANELS, count_grades, count_votes, median_grades
+from conformal_arbitrage.monitoring.votes import GRADE_PAIRS, PANELS, count_grades, count_votes, median_grades
 
 
 def majority(choices, panel=3):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.monitoring.people import (
+from conformal_arbitrage.monitoring.votes import (
     FEWEST_ITEMS,
     GRADE_PAIRS,
     LEVELS,

@@ -43,7 +43,7 @@ def prepare(folder, url, form, log):
     arbitrage(folder, "check")
     identities = identities_of(read_config(folder / "arbitrage.toml"), "support")
     bound = replace(log, identities=identities)
-    secret = ProjectSecret.create(folder)
+    secret = ProjectSecret.find()
     calibrate(bound, 0.3, guardian_sees="all").sign(secret).save(folder / "certificate.json")
     calibrate(bound, 0.001, guardian_sees="all").sign(secret).save(
         folder / "careful.json"

@@ -21,7 +21,7 @@ def test_rows_entered_twice_are_counted_whatever_their_ids():
 def test_repeated_contexts_are_counted():
     log = replace(FINE, context=np.array(["same", *(f"q{k}" for k in range(18)), "same"], dtype=object))
     assert (repeats(log).rows, repeats(log).contexts) == (0, 1)
-    assert "1 rows repeat the context" in repeats(log).problems()[0]
+    assert "1 row repeats the context" in repeats(log).problems()[0]
 
 
 def test_coarse_scores_without_contexts_coincide_without_being_repeats():
@@ -59,3 +59,22 @@ def test_a_few_equal_rows_of_coarse_scores_are_no_repeats_either():
         confidence=[value + 0.00037 for value in sure], primary_grade=[1.0] * 302, guardian_grade=[1.0] * 302
     )
     assert repeats(fine).rows == 2
+
+
+def routed(rng, n, confidence):
+    grade = rng.random(n) < confidence
+    return ScoreLog.from_router(
+        confidence=confidence.round(4), primary_grade=grade.astype(float), guardian_grade=np.ones(n)
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 2), (2, 2)])
+def test_a_coincidence_of_four_digits_is_no_repeat_and_copies_are(shape):
+    warned = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        log = routed(rng, 1000, rng.beta(*shape, 1000))
+        warned += bool(repeats(log).problems())
+        copied = log.select(np.concatenate([np.arange(900), np.arange(300)]))
+        assert repeats(copied).rows >= 300
+    assert warned <= 1

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformal_arbitrage.scorelog.digest import piled_keys, surely_distinct
-from conformal_arbitrage.scorelog.tables import TextBytes
+from conformal_arbitrage.scorelog.tables import TextBytes, surely_distinct
 
 
 def as_bytes(ids):
@@ -19,7 +18,7 @@ def as_bytes(ids):
 
 def in_parts(ids, cuts=()):
     edges = [0, *cuts, len(ids)]
-    return [piled_keys(as_bytes(ids[a:b])) for a, b in pairwise(edges) if b > a]
+    return np.concatenate([keys for a, b in pairwise(edges) if b > a for keys in as_bytes(ids[a:b]).hash_keys()])
 
 
 USUAL = {

@@ -62,7 +62,7 @@ def test_any_table_of_confidences_and_grades_is_read(tmp_path):
     [
         ("0.3,1,1,a,x,,1", {"confidence": "score"}, "there is no column 'score'; it has"),
         ("0.3,1.5,1,a,x,,1", {}, r"row 1, column 'small': 1\.5 must be in \[0, 1\]"),
-        ("-1,1,1,a,x,,1", {}, "row 1, column 'sure': -1 must be 0 or more and finite"),
+        ("-1,1,1,a,x,,1\n0.3,1,1,b,x,,1", {}, "row 1, column 'sure': -1 must be 0 or more and finite"),
         ("0.3,1,good,a,x,,1", {}, "row 1, column 'big': 'good' is not a number"),
     ],
 )
@@ -76,3 +76,10 @@ def test_a_router_table_that_breaks_a_rule_is_refused_with_its_file(tmp_path, ro
 def test_a_menu_is_not_router_form():
     assert not ScoreLog.from_arrays([[0.9, 0.1]], [[1, 0]]).is_router
     assert not ScoreLog.from_arrays([[0.0, 0.1, 0.2]], [[1, 0, 0]]).is_router
+
+
+def test_an_error_in_a_table_names_its_file_and_row(tmp_path):
+    rows = ["id,s,p,g", "a,0.5,1,1", "b,0.5,1,1", "a,0.5,1,1"]
+    (tmp_path / "runs.csv").write_text("\n".join(rows))
+    with pytest.raises(ScoreLogError, match=r"runs\.csv: row 3"):
+        ScoreLog.read_router(tmp_path / "runs.csv", confidence="s", primary_grade="p", guardian_grade="g")

@@ -1,6 +1,6 @@
 """Text and numbers that come from DuckDB as Arrow buffers, against Python's own strings and lists."""
 
-import hashlib
+from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformal_arbitrage import ScoreLog, ScoreLogError
 from conformal_arbitrage.scorelog import tables as module
-from conformal_arbitrage.scorelog.tables import ArrowError, TextBytes, framed, number_lists, text_bytes, text_lists
+from conformal_arbitrage.scorelog.tables import ArrowError, TextBytes, number_lists, text_bytes, text_lists
 
 STRINGS = np.dtypes.StringDType()
 HARD = ["", "a", "a\0", "a\0\0b", "\0", "é", "日本", "😀", "x" * 7, "x" * 8, "x" * 9, "x" * 256, "x" * 257, "y" * 5000]
@@ -66,19 +66,25 @@ def test_keys_that_do_not_see_the_end_of_a_text_are_caught(monkeypatch):
 
 @given(some_texts)
 @settings(max_examples=150, deadline=None)
-def test_the_framing_is_the_length_in_four_bytes_and_the_text_in_utf_8(texts):
-    expected = b"".join(len(one.encode()).to_bytes(4, "little") + one.encode() for one in texts)
-    assert b"".join(framed(np.array(texts, dtype=STRINGS))) == b"".join(framed(packed(texts))) == expected
+def test_texts_in_memory_have_the_bytes_of_those_that_were_read(texts):
+    ours, theirs = TextBytes.of(np.array(texts, dtype=STRINGS)), packed(texts)
+    assert ours.each() == theirs.each() == [text.encode() for text in texts]
 
 
-def test_the_digest_of_a_log_is_the_same_as_ever():
-    names = ["a", "query-2", "é", ""]
-    log = ScoreLog.from_arrays([[0.5, -0.0]] * 3, [[1, 0]] * 3, id=names[:3])
-    digest = hashlib.sha256(b"score log 1;digits 12;rows 3;")
-    digest.update(np.array([0, 2, 4, 6], "<i8").tobytes() + b";")
-    digest.update(np.array([0.5, 0.0] * 3, "<f8").tobytes() + b";" + np.array([1.0, 0.0] * 3, "<f8").tobytes())
-    digest.update(b"".join(len(one.encode()).to_bytes(4, "little") + one.encode() for one in names[:3]))
-    assert log.sha256() == digest.hexdigest()
+def test_the_digest_of_a_log_depends_on_ids_and_scores_and_not_on_the_order_of_rows():
+    names = ["a", "query-2", "é"]
+    log = ScoreLog.from_arrays([[0.5, -0.0], [0.1, 0.2], [1, 0]], [[1, 0]] * 3, id=names)
+    assert (
+        log.sha256()
+        == log.select([2, 0, 1]).sha256()
+        == "05d8d1bafe506f7fe1a3bd0c54cce8b6ad9c9448593bf4dd6f159cf51ae7187f"
+    )
+    for other in (
+        replace(log, id=np.array([*names[:2], "e"], dtype=STRINGS)),
+        log.select([0, 1]),
+        log.select([0, 0, 1, 2]),
+    ):
+        assert other.sha256() != log.sha256()
 
 
 def lists_of(column):

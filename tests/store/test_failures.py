@@ -120,7 +120,7 @@ def test_a_locked_file_fails_commits_until_it_is_unlocked(tmp_path, opened):
 
 
 def test_a_locked_file_delays_a_commit_only_once(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 0.5)
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 2.0)
     path = str(tmp_path / "s.db")
     store = opened(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -128,7 +128,7 @@ def test_a_locked_file_delays_a_commit_only_once(tmp_path, opened, monkeypatch):
         started = time.monotonic()
         with pytest.raises(StoreError, match="another process is writing"):
             asyncio.run(store.run(events.commit, [decision()]))
-        assert 0.4 < time.monotonic() - started < 0.9
+        assert 1.9 < time.monotonic() - started < 3.9
 
 
 def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
@@ -182,7 +182,7 @@ def test_no_error_repeats_a_password(url):
     while error is not None:
         assert "hunter2" not in str(error)
         error = error.__cause__
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30
 
 
 def test_a_lost_connection_is_replaced_silently(postgres, opened, server):
@@ -216,7 +216,7 @@ def test_while_the_server_is_unreachable_calls_fail_quickly(start_server, short_
                 *(store.run(events.commit, [decision()]) for _ in range(50)), return_exceptions=True
             )
         assert all(isinstance(outcome, StoreError) for outcome in outcomes)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30  # of 50 calls that could each wait two seconds
         place.unlink(missing_ok=True)
         server.ensure_postgres_running()
         await asyncio.sleep(0.6)

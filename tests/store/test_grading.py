@@ -5,7 +5,7 @@ import logging
 
 from msgspec.structs import replace
 
-from conformal_arbitrage.monitoring.people import GRADE_PAIRS
+from conformal_arbitrage.monitoring.votes import GRADE_PAIRS
 from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, integrity, new_id, reviews
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion

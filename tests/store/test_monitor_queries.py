@@ -6,7 +6,7 @@ import pytest
 
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.live.monitor import LedgerWatch, read_history, read_standings
+from conformal_arbitrage.live.service import LedgerWatch, read_history, read_standings
 from conformal_arbitrage.store import events, ledger, outbox
 from tests.live.ledgers import fill
 from tests.store.test_record_queries import Noted

@@ -25,7 +25,7 @@ from conformal_arbitrage.store import (
     policies,
 )
 from conformal_arbitrage.store.record import decode_decision, decode_question, document, encode, encode_json
-from conformal_arbitrage.types import Leg, Spent
+from conformal_arbitrage.types import Failure, Leg, Spent
 from tests.store.facts import LEG, decide, decision, later
 
 FULL = DecisionBody(
@@ -34,7 +34,10 @@ FULL = DecisionBody(
     margin=0.25,
     relaxation=0.3,
     no_guarantee="the request overrides seed",
-    legs=(LEG, Leg(role="guardian", scores=None, spent=Spent(cost=None), seconds=1.5, error="it failed")),
+    legs=(
+        LEG,
+        Leg(role="guardian", scores=None, spent=Spent(cost=None), seconds=1.5, error=Failure("ReplyError", "it")),
+    ),
     cost=0.002,
     alpha=0.1,
     version=7,

@@ -22,6 +22,7 @@ from conformal_arbitrage.store import (
     new_id,
     outbox,
     reviews,
+    sqlite,
 )
 from conformal_arbitrage.store.claims import Claim, SavedResponse
 from conformal_arbitrage.store.record import CompletionBody
@@ -576,7 +577,8 @@ def race(where, take_one, items, claimers=CLAIMERS):
 
 
 @pytest.mark.parametrize("claimers", [2, CLAIMERS])
-def test_claimers_never_share_a_place(where, opened, sql, claimers):
+def test_claimers_never_share_a_place(where, opened, sql, claimers, monkeypatch):
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 60.0)  # twelve writers in turn, however busy the machine
     store = opened(where)
     count = RACES if where.startswith("postgres") and claimers == CLAIMERS else min(RACES, 60)
     asyncio.run(put(store, *(item(lease=600.0) for _ in range(count))))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, assess, calibrate
-from conformal_arbitrage.calibration.forms import Average
+from conformal_arbitrage.calibration.promises import Average
 from tests.validity.simulation import World, regret
 from tests.validity.test_clusters import LARGEST, draw, log_of
 

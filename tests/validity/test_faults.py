@@ -21,9 +21,9 @@ from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.http import Incoming
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.gateway.requests import DecisionRoutes
+from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
 from conformal_arbitrage.models.port import Scores
 from conformal_arbitrage.store import AuditBody, Event, SQLiteStore, events, integrity, pages

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.calibration.secret import draw
-from conformal_arbitrage.gateway.people import place_of_vote
+from conformal_arbitrage.gateway.review_queue import place_of_vote
 from conformal_arbitrage.live.config import ReviewConfig, TeamConfig
-from conformal_arbitrage.live.people import GradingTerms
+from conformal_arbitrage.live.reviewers import GradingTerms
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
-from conformal_arbitrage.monitoring.people import GRADE_PAIRS, count_grades
+from conformal_arbitrage.monitoring.votes import GRADE_PAIRS, count_grades
 from tests.validity.test_reviews import unbiased
 
 pytestmark = pytest.mark.proof

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.evaluation.looks import note_look, seen_rows
+from conformal_arbitrage.evaluation.looks import looks_at, note_look
 from tests.validity.simulation import keeps
 
 pytestmark = pytest.mark.proof
@@ -40,8 +40,8 @@ def measure(path, *, same_rows):
         certify = explore[best] if same_rows else logs[best].select(np.arange(N, 2 * N))
         if t == 0:
             for log in explore:
-                note_look(path, log, "evaluate")
-            seen.add(seen_rows(path, certify).share)
+                note_look(path, log.lineage(), "evaluate")
+            seen.add(looks_at(path, certify.lineage())["evaluate"])
         margin, loss = (values[best] for values in draw(rng, FRESH))
         alone = ~calibrate(certify, ALPHA).apply(log_of(margin, loss, "f")).deferred
         means.append((alone * loss).mean())
@@ -52,4 +52,4 @@ def measure(path, *, same_rows):
 def test_choosing_on_the_certified_rows_breaks_the_quota_and_is_recognised(same_rows, tmp_path):
     measured, seen = measure(tmp_path / "looks.json", same_rows=same_rows)
     assert keeps(ALPHA, measured) is not same_rows, measured
-    assert seen == {1.0 if same_rows else 0.0}
+    assert seen == {1 if same_rows else 0}

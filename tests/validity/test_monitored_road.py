@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.live.monitor import lines_of
+from conformal_arbitrage.live.service import lines_of
 from conformal_arbitrage.monitoring.monitor import Monitor
 from tests.validity.test_monitoring import ALPHA, most
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformal_arbitrage.core import learned
+from conformal_arbitrage.core import ridge
 from conformal_arbitrage.core.chains import GUARDIAN, PathStop, path_choice
-from conformal_arbitrage.core.learned import STRENGTHS, decide_learned, fit_ridges, spendable_losses
+from conformal_arbitrage.core.ridge import STRENGTHS, decide_learned, fit_ridges, spendable_losses
 
 pytestmark = pytest.mark.proof
 PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])
@@ -109,8 +109,8 @@ def tied_violations():
 
 def test_float_noise_among_equal_rows_is_caught_and_rounding_removes_it(monkeypatch):
     assert tied_violations() == 0
-    monkeypatch.setattr(learned, "_rounded", lambda values: values)
-    monkeypatch.setattr(learned, "_copies", lambda fits, features: [])
+    monkeypatch.setattr(ridge, "_rounded", lambda values: values)
+    monkeypatch.setattr(ridge, "_copies", lambda fits, features: [])
     assert tied_violations() > 0
 
 
@@ -146,7 +146,7 @@ def test_a_menu_size_that_is_inferred_from_the_log_is_caught_and_a_declared_one_
 
 
 def test_the_closed_form_equals_refitting_to_twelve_decimals(monkeypatch):
-    monkeypatch.setattr(learned, "_rounded", lambda values: values)
+    monkeypatch.setattr(ridge, "_rounded", lambda values: values)
     rng = np.random.default_rng(3)
     features, loss = np.column_stack([np.ones(60), rng.normal(size=(60, 3))]), rng.integers(0, 2, 60)
     u, margin = rng.random(60), rng.random(60)
@@ -158,7 +158,7 @@ def test_the_closed_form_equals_refitting_to_twelve_decimals(monkeypatch):
 
     fits = fit_ridges(features[:59], PENALTIES, loss[:59], u[:59], margin[:59], strengths=STRENGTHS)
     for k, strength in enumerate(STRENGTHS):
-        scores, own = learned._left_out_scores(fits, k, features[59:], None, [])
+        scores, own = ridge._left_out_scores(fits, k, features[59:], None, [])
         for left_out in range(59):
             expected = refitted(np.arange(60) != left_out, left_out, strength)
             assert scores[0, left_out] == pytest.approx(expected, abs=1e-12)

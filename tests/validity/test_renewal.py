@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.renewal import RenewalChain, chain_of, rows_after_alarm
+from conformal_arbitrage.calibration.schedule import RenewalChain, chain_of, rows_after_alarm
 
 pytestmark = pytest.mark.proof
 ALPHA, RUNS, LOOKS, WINDOW = 0.05, 400, 20, 400

@@ -5,7 +5,7 @@ import pytest
 
 from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
-from conformal_arbitrage.monitoring.people import count_votes
+from conformal_arbitrage.monitoring.votes import count_votes
 from tests.validity.simulation import expected_loss, keeps, product
 from tests.validity.test_monitoring import RUNS, bernoulli, most
 

@@ -118,14 +118,14 @@ def test_a_setting_that_was_not_collected_is_served_without_a_guarantee(tmp_path
 
 def test_claiming_a_guarantee_for_a_setting_that_was_not_collected_breaks_the_quota(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "_BODY", questions.QUESTION)
-    monkeypatch.setattr("conformal_arbitrage.models.completions.unlogged_settings", lambda body, identities: [])
+    monkeypatch.setattr("conformal_arbitrage.models.completions.unlogged_fields", lambda body, certified: [])
     measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "as requested"))
     assert claimed == 1.0
     assert not keeps(ALPHA, measured), measured
 
 
 def test_a_pinned_rule_that_lets_settings_pass_breaks_the_quota(tmp_path, monkeypatch):
-    monkeypatch.setattr("conformal_arbitrage.live.rule.overridden", lambda body, identities: {})
+    monkeypatch.setattr("conformal_arbitrage.models.completions.overridden", lambda body, identities: {})
     measured, claimed = asyncio.run(losses(tmp_path / "rows.jsonl", "pinned", stops=False))
     assert claimed == 1.0
     assert not keeps(ALPHA, measured), measured

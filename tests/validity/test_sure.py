@@ -12,9 +12,9 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration import calibrate as calibrate_module
-from conformal_arbitrage.calibration.calibrate import binomial_spendable, row_order
+from conformal_arbitrage.calibration.calibrate import row_order
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.core.bounds import shared_bets
+from conformal_arbitrage.core.bounds import binomial_spendable, shared_bets
 from conformal_arbitrage.core.walk import first_within
 from tests.validity.test_monitoring import most
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.live.monitor import false_red_of_policy, lines_of
+from conformal_arbitrage.live.service import false_red_of_policy, lines_of
 from conformal_arbitrage.monitoring.evidence import log_evidence
 from conformal_arbitrage.monitoring.lines import watch_lines
 from tests.validity.test_monitoring import ALPHA, blocks, most

@@ -1,16 +1,13 @@
 """calibrate: find the smallest relaxation that keeps a risk budget, and certify it; in memory or over parts."""
 
 import hmac
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import inf, nextafter, sqrt
-from typing import Any, Final, Literal, TypeVar, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import numpy as np
-from msgspec import structs
 
 from conformal_arbitrage.calibration.certificate import (
     Certificate,
@@ -19,7 +16,23 @@ from conformal_arbitrage.calibration.certificate import (
     margin_quantiles,
     write_quantiles,
 )
-from conformal_arbitrage.calibration.forms import (
+from conformal_arbitrage.calibration.learning import LearnedFit, learn_score
+from conformal_arbitrage.calibration.options import (
+    STOPS,
+    CalibrationKeywords,
+    CalibrationOptions,
+    DialStop,
+    GroupThreshold,
+    Kind,
+    check_keywords,
+    is_binarized,
+    lower_stop,
+    refuse_combination,
+    resolve_options,
+    threshold_rows,
+)
+from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.promises import (
     Average,
     ByGroup,
     Cluster,
@@ -36,61 +49,31 @@ from conformal_arbitrage.calibration.forms import (
     Rule,
     Threshold,
 )
-from conformal_arbitrage.calibration.learning import LearnedFit, learn_score
-from conformal_arbitrage.calibration.options import (
-    STOPS,
-    CalibrationKeywords,
-    CalibrationOptions,
-    DialStop,
-    GroupThreshold,
-    Kind,
-    check_keywords,
-    lower_stop,
-    refuse_combination,
-    resolve_options,
-    threshold_rows,
+from conformal_arbitrage.calibration.secret import draw
+from conformal_arbitrage.calibration.survey import (
+    LogSurvey,
+    PartsSurvey,
+    needs_all_rows,
+    refuse_repeated_ids,
 )
-from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.calibration.secret import draw, drawing
-from conformal_arbitrage.core.bounds import accepts, binomial_limit, shared_bets
-from conformal_arbitrage.core.exact import Floats, Indices, Integers
+from conformal_arbitrage.core.bounds import accepts, binomial_spendable, shared_bets
+from conformal_arbitrage.core.exact import Floats, Indices
 from conformal_arbitrage.core.losses import (
-    Events,
-    GuardianSees,
     Number,
     as_fraction,
-    check_guardian_scores,
-    finest_tick,
-    loss_events,
     net_losses,
-    score_range,
 )
 from conformal_arbitrage.core.walk import (
-    Bracket,
-    Buckets,
-    BucketSums,
-    Collect,
-    Crossing,
-    Fold,
-    RiskCurve,
     RiskThreshold,
-    Scanned,
     check_alpha,
     check_bound,
-    crossings,
-    crossings_here,
-    grid_points,
-    last_draw,
     spendable,
 )
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import PiledKeys, checksum, piled_keys, surely_distinct
-from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT, group_rows, has_sessions, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreColumns, ScoreLog, as_score_log
-from conformal_arbitrage.scorelog.parts import Engine, PassProgress, ScorePart, ScoreParts, as_engine, silent
+from conformal_arbitrage.scorelog.parts import Engine, PassProgress, ScoreParts, as_engine, silent
 from conformal_arbitrage.scorelog.spark import SparkTable
-
-# --- Search ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,750 +84,6 @@ class Fit:
     relaxation: float | None
     boundary_u: float | None
     total: Fraction
-
-
-def find_threshold(
-    log: ScoreLog, curve: RiskCurve, alpha: Fraction, bound: Fraction, options: CalibrationOptions, delta: float | None
-) -> Fit:
-    """Return the smallest relaxation that keeps a budget.
-
-    Args:
-        log: the rows.
-        curve: their risk, under the same options.
-        alpha: the risk budget.
-        bound: the loss bound.
-        options: how to calibrate.
-        delta: the level of the test; None to keep the budget on average.
-    """
-    if delta is None:
-        limit = curve.limits([alpha], bound, unseen=options.unseen)[0]
-    elif options.is_binary(log, bound):
-        limit = binomial_spendable(alpha, bound, curve.n, curve.tick_digits, delta)
-    else:
-        limit = _betting_limit(log, curve, alpha, bound, options, delta)
-    return fit_at(curve.n, None if limit is None else curve.thresholds([limit])[0])
-
-
-def fit_at(n: int, threshold: RiskThreshold | None) -> Fit:
-    """Return a threshold that was found on n rows; None defers every query."""
-    if threshold is None:
-        return Fit(n=n, relaxation=None, boundary_u=None, total=Fraction(0))
-    return Fit(n=n, relaxation=threshold.relaxation, boundary_u=threshold.boundary_u, total=threshold.total)
-
-
-def total_at(log: ScoreLog, one: Fit, options: CalibrationOptions) -> Fraction:
-    """Return the total loss of a log at a threshold that was found on other rows; 0 if everything is deferred."""
-    if one.relaxation is None:
-        return Fraction(0)
-    curve = options.curve(log)
-    return Fraction(int(curve.row_losses(one.relaxation, one.boundary_u).sum()), 10**curve.tick_digits)
-
-
-def risk_budgets(alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> list[Fraction]:
-    """Return the risk budgets for which thresholds are sought: alpha, or the stops of a dial."""
-    return [Fraction(stop) * bound for stop in STOPS] if options.dial else [alpha]
-
-
-def allowed_total(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, options: CalibrationOptions) -> int:
-    """Return the largest total that keeps a budget, in ticks, on average or by the binomial test."""
-    delta = options.delta()
-    if delta is None:
-        return spendable(alpha, bound, n, tick_digits, unseen=options.unseen)
-    return binomial_spendable(alpha, bound, n, tick_digits, delta)
-
-
-def likely_losses(n: int, alpha: Number, options: CalibrationOptions) -> list[float]:
-    """Return the mean losses that n rows may show, one for each budget, before any row was looked at."""
-    bound = check_bound(options.loss_bound, (Fraction(0), 0), tick=Fraction(1), unit_scores=True, source="options")
-    budgets, digits = risk_budgets(check_alpha(alpha, bound), bound, options), 3
-    return [allowed_total(one, bound, n, digits, options) / (n * 10**digits) for one in budgets]
-
-
-def binomial_spendable(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, delta: float) -> int:
-    """Return the largest total loss, in ticks, at which n losses of 0 or the bound pass the binomial test; -1 if none."""
-    losses = binomial_limit(n, float(alpha / bound), delta)
-    return -1 if losses < 0 else int(losses * bound * 10**tick_digits)
-
-
-def _betting_limit(
-    log: ScoreLog, curve: RiskCurve, alpha: Fraction, bound: Fraction, options: CalibrationOptions, delta: float
-) -> int | None:
-    """Return the total at the first breakpoint that the betting test accepts, by bisection: it accepts all later ones."""
-    order, line = row_order(log, options.key), float(alpha / bound)
-    unit = float(bound) * 10.0**curve.tick_digits
-    bets = shared_bets(np.minimum(curve.row_losses(0.0, 0.0)[order] / unit, 1.0), line, delta)
-
-    def passes(index: int) -> bool:
-        u = None if curve.boundary_u is None else float(curve.boundary_u[index])
-        return accepts(curve.row_losses(float(curve.breakpoints[index]), u)[order] / unit, bets, line, delta)
-
-    low, high = -1, len(curve.totals)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if passes(middle) else (middle, high)
-    return int(curve.totals[high]) if high < len(curve.totals) else None
-
-
-def row_order(log: ScoreLog, key: bytes | None) -> Indices:
-    """Return the order in which the betting test goes through rows: that of a keyed hash of their ids.
-
-    Whoever chooses the ids cannot choose the order, since the key is secret and the same for all calibrations. Rows
-    without ids are numbered.
-    """
-    if key is None:
-        raise OptionError(
-            "a confidence for graded losses needs a key, the same for all calibrations of a project: "
-            "key=ProjectSecret.find().boundary_key; if every loss is 0 or the bound, declare zero_one=True (--zero-one)"
-        )
-    shuffling = hmac.digest(key, b"row order v1", "sha256")
-    ids = [str(row) for row in range(len(log))] if log.id is None else log.id.tolist()
-    return np.argsort(np.array([draw(shuffling, id) for id in ids]), kind="stable")
-
-
-def refuse_graded(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> None:
-    """Refuse a log with a loss other than 0 and the bound where all are declared to be one of the two.
-
-    Raises:
-        ScoreLogError: it has one.
-    """
-    losses = options.losses(log)
-    whole = bound * 10**losses.tick_digits
-    for piece in losses.blocks:
-        graded = ((piece.levels != 0) & (piece.levels != whole)).any(axis=0)
-        if graded.any():
-            place = int(graded.argmax())
-            loss = max(level for level in piece.levels[:, place].tolist() if level not in (0, whole))
-            row = int(piece.block.all_rows()[place]) + 1
-            raise ScoreLogError(
-                f"{log.source}: row {row}: a loss of {loss / 10**losses.tick_digits:g} is neither 0 nor the bound "
-                f"{float(bound):g}, as zero_one declares; leave zero_one (--zero-one) out for graded losses"
-            )
-
-
-# --- Near events ---
-
-
-FEW_ROWS: Final = 1 << 16
-"""All events of a log of so many rows are kept."""
-_SAMPLES: Final = 8
-_LEAST, _MOST = 1 << 10, 1 << 16
-_ROWS_PER_SAMPLED: Final = 64
-_KEPT: Final = 1 << 22
-"""At most about so many events are kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledEvents:
-    """Rows of a sample, and their events."""
-
-    rows: int
-    events: Events
-
-    def crossing(self, loss: float) -> Crossing | None:
-        """Return where the mean loss of these rows comes within a limit."""
-        limit = int(loss * self.rows * 10**self.events.tick_digits)
-        return crossings_here(self.events.total, self.events.position, self.events.drop, [limit])[0]
-
-
-def sampled_parts(parts: Sequence[ScorePart]) -> list[ScorePart]:
-    """Return a few rows of some parts, evenly spread over the log."""
-    rows = sum(part.stop - part.start for part in parts)
-    each = min(max(rows // (_ROWS_PER_SAMPLED * _SAMPLES), _LEAST), _MOST)
-    chosen = [parts[len(parts) * k // _SAMPLES] for k in range(_SAMPLES)]
-    return [_shortened(part, chosen[:k].count(part), each) for k, part in enumerate(chosen)]
-
-
-def _shortened(part: ScorePart, before: int, rows: int) -> ScorePart:
-    """Return so many rows of a part, after those that were taken before."""
-    start = min(part.start + before * rows, part.stop - 1)
-    return replace(part, start=start, stop=min(start + rows, part.stop))
-
-
-def likely_ranges(samples: Sequence[SampledEvents], losses: Iterable[float], rows: int) -> tuple[Bracket, ...]:
-    """Return ranges of gaps in which the thresholds of a log are likely to lie.
-
-    Args:
-        samples: rows of the log.
-        losses: limits on the mean loss, one for each threshold.
-        rows: of the log.
-    """
-    ranges = tuple(one for loss in losses if (one := _range(samples, loss)) is not None)
-    inside = sum(len(Collect(ranges)(one.events.position, one.events.drop)[0]) for one in samples)
-    kept = inside * rows / max(sum(one.rows for one in samples), 1)
-    return ranges if kept <= _KEPT else ()
-
-
-def _range(samples: Sequence[SampledEvents], loss: float) -> Bracket | None:
-    """Return twice the range of the samples' own thresholds; None if not all have one above 0.
-
-    The log's is near their mean: outside their range once in 128 logs, outside twice the range hardly ever.
-    """
-    crossings = [one.crossing(loss) for one in samples]
-    gaps = [one.gap for one in crossings if one is not None]
-    if len(gaps) < len(crossings) or max(gaps, default=0.0) == 0:
-        return None
-    low, high = min(gaps), max(gaps)
-    return Bracket(max(low - (high - low) / 2, 0.0), high + (high - low) / 2, 2)
-
-
-EVERYTHING: Final = (Bracket(0.0, inf, 2),)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRanges:
-    """The ranges in which the rows of a part expect the thresholds of the log, by themselves.
-
-    Attributes:
-        losses: limits on the mean loss, one for each threshold.
-        rows: of the log.
-    """
-
-    losses: tuple[float, ...]
-    rows: int
-
-    def __call__(self, rows: int, events: Events, buckets: Buckets) -> tuple[Bracket, ...]:
-        """Return the ranges, given the rows of the part, its events and their buckets; none if too many events lie there."""
-        limits = [loss * rows * 10**events.tick_digits for loss in self.losses]
-        places = [
-            _places(limit, events, buckets) for limit in limits if 0 <= limit < events.total and len(buckets.drop)
-        ]
-        kept = sum(int(buckets.events[first : last + 1].sum()) for first, last in places)
-        if kept * self.rows > _KEPT * rows:
-            return ()
-        return tuple(Bracket(float(buckets.smallest[a]), float(buckets.largest[b]), 2) for a, b in places)
-
-
-def _places(limit: float, events: Events, buckets: Buckets) -> tuple[int, int]:
-    """Return the first and the last bucket in which the total of some rows may be when that of the log is at its limit.
-
-    The sum of losses has a variance of at most the largest loss times its mean; eight standard deviations are allowed for.
-    """
-    after = events.total - np.cumsum(buckets.drop)
-    slack = 8 * sqrt(events.largest[0] * max(limit, events.largest[0]))
-    first, last = np.searchsorted(-after, [-limit - slack, -limit + slack]).tolist()
-    return min(first, len(after) - 1), min(last, len(after) - 1)
-
-
-class NearEvents:
-    """The events that were kept, of every part.
-
-    Attributes:
-        ranges: of their gaps, or what finds them for each part.
-    """
-
-    def __init__(self, ranges: tuple[Bracket, ...] | OwnRanges) -> None:
-        """Keep nothing yet."""
-        self.ranges = ranges
-        self._kept: list[Scanned] = []
-        self._known: list[tuple[Bracket, ...]] = [] if isinstance(ranges, OwnRanges) else [ranges]
-
-    def add(self, gap: Floats, drop: Integers, ranges: tuple[Bracket, ...] = ()) -> None:
-        """Keep the events of a part, and the ranges of their gaps if it found them itself."""
-        self._kept.append((gap, drop))
-        if isinstance(self.ranges, OwnRanges):
-            self._known.append(ranges)
-
-    def answer(self, work: object) -> Scanned | None:
-        """Return what a work that collects events makes of those of all parts; None if it needs others as well."""
-        if not isinstance(work, Collect) or not all(map(self._holds, work.brackets)):
-            return None
-        gap, drop = (np.concatenate(column) for column in zip(*self._kept, strict=True))
-        return work(gap, drop)
-
-    def _holds(self, bracket: Bracket) -> bool:
-        """Return whether all events of a range were kept, of every part."""
-        return all(any(one.low <= bracket.low and bracket.high <= one.high for one in own) for own in self._known)
-
-
-# --- Work on one part of a log ---
-
-
-USUAL_SPAN: Final = 2.0
-"""With gaps up to this the first pass need not be repeated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """How the loss of a part's rows is measured: with the tick of the whole log."""
-
-    guardian_sees: GuardianSees
-    missing_loss: Number | None
-    tick_digits: int
-
-    def tolerant(self) -> "Measure":
-        """Return what measures rows without a Guardian score as well, before they are refused."""
-        return self if self.missing_loss is not None else replace(self, missing_loss=1)
-
-    def events(self, log: ScoreLog) -> Events:
-        """Return where the loss of some rows falls."""
-        return loss_events(
-            log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss, tick_digits=self.tick_digits
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartFacts:
-    """What the first pass learns about a part."""
-
-    part: ScorePart
-    rows: int
-    fewest_actions: int
-    most_actions: int
-    no_opinion: int
-    unknown: int
-    first_unknown: int | None
-    router: bool
-    scores: tuple[float, float]
-    span: float
-    score_digits: int
-    hashes: int
-    checksum: int
-    total: int
-    largest: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """What the first pass brings back from a part; `keys` of its ids if they were wanted."""
-
-    facts: PartFacts
-    buckets: Buckets
-    near: Scanned
-    ranges: tuple[Bracket, ...]
-    keys: PiledKeys
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The work of the first pass."""
-
-    measure: Measure
-    bracket: Bracket
-    near: tuple[Bracket, ...] | OwnRanges
-    keys: bool
-
-    def __call__(self, part: ScorePart) -> Surveyed:
-        """Look at every row of a part."""
-        log, ids = part.load_apart()
-        scores, unknown, sizes = score_range(log.loss_scores), log.unknown_loss, log.sizes
-        check_guardian_scores(scores, part.name)
-        events = self.measure.tolerant().events(log)
-        (buckets,) = Fold((self.bracket,))(events.position, events.drop)
-        facts = PartFacts(
-            part=part,
-            rows=len(log),
-            fewest_actions=int(sizes.min()),
-            most_actions=int(sizes.max()),
-            no_opinion=int(log.no_opinion.sum()),
-            unknown=int(unknown.sum()),
-            first_unknown=int(unknown.argmax()) if unknown.any() else None,
-            router=log.is_router,
-            scores=scores if not unknown.all() else (inf, -inf),
-            span=_span(log),
-            score_digits=log.score_digits,
-            hashes=part.hash_sum(log, ids),
-            checksum=_checksum(log),
-            total=events.total,
-            largest=events.largest,
-        )
-        ranges = self.near(len(log), events, buckets) if isinstance(self.near, OwnRanges) else self.near
-        near = Collect(ranges)(events.position, events.drop)
-        return Surveyed(facts, buckets, near, ranges, piled_keys(ids) if self.keys and ids is not None else [])
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """The work before the first pass, on a few rows."""
-
-    measure: Measure
-
-    def __call__(self, part: ScorePart) -> SampledEvents:
-        """Return the events of some rows, in whichever row."""
-        log = part.load([], ids=False)
-        check_guardian_scores(score_range(log.loss_scores), part.name)
-        return SampledEvents(len(log), replace(self.measure.tolerant().events(log), row=np.zeros(0, np.int64)))
-
-
-def _checksum(log: ScoreLog) -> int:
-    """Return a number that shows whether rows are still those of an earlier pass."""
-    return checksum([log.primary, log.guardian, *([] if log.binary is None else [log.binary])])
-
-
-def _span(log: ScoreLog) -> float:
-    """Return the largest gap of some rows; if all Primary scores together span little, that, which is as good."""
-    together = float(log.primary.max() - log.primary.min())
-    if together <= USUAL_SPAN:
-        return together
-    starts = log.offsets[:-1]
-    return float((np.maximum.reduceat(log.primary, starts) - np.minimum.reduceat(log.primary, starts)).max())
-
-
-@dataclass(frozen=True, slots=True)
-class EventScan:
-    """The work of a later pass: something with the events of a part. Its checksum comes with the result."""
-
-    measure: Measure
-    work: Callable[[Floats, Integers], object]
-
-    def __call__(self, part: ScorePart) -> tuple[int, object]:
-        """Return the checksum of the rows, and the result of the work."""
-        log = part.load([], ids=False)
-        events = self.measure.events(log)
-        return _checksum(log), self.work(events.position, events.drop)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawScan:
-    """The work of a pass over draws: something with the draws of the rows whose loss falls at one gap, and these events.
-
-    The part and the sum of its rows' hashes, in which ids count, come with the result.
-    """
-
-    measure: Measure
-    key: bytes
-    gap: float
-    work: Callable[[Floats, Integers], object]
-
-    def __call__(self, part: ScorePart) -> tuple[ScorePart, int, object]:
-        """Return the part, the sum of its rows' hashes, and the result of the work."""
-        log, ids = part.load_apart()
-        log = log if ids is None else replace(log, id=ids.strings())
-        events = self.measure.events(log)
-        there = np.flatnonzero(events.position == self.gap)
-        return part, part.hash_sum(log, ids), self.work(drawing(self.key, log)(events.row[there]), events.drop[there])
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Work that keeps what it is given."""
-
-    def __call__(self, gap: Floats, drop: Integers) -> tuple[Floats, Integers]:
-        """Return it."""
-        return gap, drop
-
-
-# --- Calibrating a log in parts ---
-
-
-_Result = TypeVar("_Result")
-_FIRST: Final = 1 << 16
-_DRAWN_AT_ONCE: Final = 1 << 20
-_KEYS_AT_ONCE: Final = 1 << 27
-"""The keys of so many ids are compared in memory, which takes 1 GB; DuckDB compares more, on disk."""
-
-
-def gathering(options: CalibrationOptions, log: ScoreParts | SparkTable) -> str | None:
-    """Return what of the options needs all rows at once, as a user knows it; None if nothing does."""
-    needs = {
-        'loss="net" (--loss net), whose budget is kept up to the first passage,': options.net,
-        "a loss of your own": options.own_loss is not None,
-        f'score="{options.score}"': options.learned,
-        "by= (--by)": options.by is not None,
-        "cluster= (--cluster)": options.cluster is not None,
-        "margins= (--margins)": options.margins,
-        "a confidence for graded losses": options.confidence is not None and not (log.binary or options.zero_one),
-        "zero_one=True (--zero-one)": options.zero_one,
-        "a log of sessions": SESSION_TURNS in log.types,
-    }
-    return next((reason for reason, needed in needs.items() if needed), None)
-
-
-class EventSearch(ABC):
-    """The search for thresholds where events are scanned: in parts, or in a database.
-
-    Attributes:
-        total: the loss of all rows at relaxation 0, in ticks.
-        tick_digits: one tick is 10^-tick_digits.
-    """
-
-    total: int
-    tick_digits: int
-
-    def __init__(self, options: CalibrationOptions, *, total: int, span: float) -> None:
-        """Keep what the search needs.
-
-        Args:
-            options: how to calibrate.
-            total: the loss of all rows at relaxation 0, in ticks.
-            span: about the largest gap.
-        """
-        self._options, self.total, self._span = options, total, span
-
-    @abstractmethod
-    def scan_events(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
-        """Do a work on the events of all rows."""
-        ...
-
-    @abstractmethod
-    def scan_draws(
-        self, key: bytes, gap: float
-    ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
-        """Return what does a work on the draws and events of the rows whose loss falls at a gap."""
-        ...
-
-    def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
-        """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
-        steps = crossings(self.scan_events, self.total, limits, self._span, first=_FIRST)
-        if self._options.grid is not None:
-            return [None if one is None else self._on_grid(one) for one in steps]
-        return [None if one is None else self._threshold(one, limit) for one, limit in zip(steps, limits, strict=True)]
-
-    def _threshold(self, one: Crossing, limit: int) -> RiskThreshold:
-        unit = 10**self.tick_digits
-        if self._options.boundary != "random":
-            return RiskThreshold(one.gap, None, Fraction(one.after, unit))
-        if one.gap == 0:
-            return RiskThreshold(0.0, 0.0, Fraction(one.after, unit))
-        key = self._options.drawing_key()
-        if one.events > _DRAWN_AT_ONCE:
-            (drawn,) = crossings(self.scan_draws(key, one.gap), one.before, [limit], 1.0)
-            if drawn is None:
-                raise AssertionError
-            return RiskThreshold(one.gap, drawn.gap, Fraction(drawn.after, unit))
-        pairs = list(self.scan_draws(key, one.gap)(Keep()))
-        u, drop = (np.concatenate(column) for column in zip(*pairs, strict=True))
-        draw, total = last_draw(u, drop, one.before, limit)
-        return RiskThreshold(one.gap, draw, Fraction(total, unit))
-
-    def _on_grid(self, one: Crossing) -> RiskThreshold | None:
-        """Return the first point of the grid that is not below a gap, and the total there."""
-        points = grid_points(self._options.grid or 1)
-        index = int(np.searchsorted(points, one.gap))
-        if index == len(points):
-            return None
-        point, total = float(points[index]), one.after
-        if point > one.gap:
-            between = Fold((Bracket(nextafter(one.gap, inf), point, 2),))
-            total -= sum(int(buckets.drop.sum()) for (buckets,) in self.scan_events(between))
-        return RiskThreshold(point, None, Fraction(total, 10**self.tick_digits))
-
-
-class SurveyedParts(EventSearch):
-    """A log in parts, looked at once: its figures, and the search for thresholds.
-
-    Attributes:
-        log: the log.
-        n: rows.
-        bound: the loss bound, checked against every row.
-        measure: how losses are measured.
-    """
-
-    def __init__(
-        self,
-        log: ScoreParts | SparkTable,
-        options: CalibrationOptions,
-        engine: Engine,
-        progress: PassProgress,
-        losses: Sequence[float] = (),
-    ) -> None:
-        """Go through all parts, once or, if the scores are of unusual size, twice.
-
-        Args:
-            log: the log.
-            options: how to calibrate.
-            engine: where the work is done.
-            progress: is told about every pass.
-            losses: mean losses at which thresholds will be sought, about.
-        """
-        _refuse_unfit(log)
-        self.log, self.n, self._options = log, len(log), options
-        self._engine, self._progress, self._passes = engine, progress, 0
-        self._parts, stamps = log.parts(), log.stamps()
-        bracket = Bracket(0.0, 1.0, _FIRST, even=True)
-        missing = None if options.missing_guardian is None else (options.loss_bound or 1)
-        guess = finest_tick(self.n, Fraction(1))
-        self.measure = Measure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
-        self._near = NearEvents(self._guessed(losses))
-        few = self.n <= _KEYS_AT_ONCE
-        if not few:
-            refuse_repeated_ids(log)
-        self._survey(bracket, keys=few)
-        self._refuse_unknown()
-        low, high = check_guardian_scores(self.scores, log.source)
-        worst = as_fraction(missing, name="loss_bound") if missing is not None and self.unknown else Fraction(0)
-        digits = finest_tick(self.n, max(Fraction(high) - Fraction(low), worst))
-        if digits != guess or self.span > USUAL_SPAN:
-            before, self.measure = self.sha256(), replace(self.measure, tick_digits=digits)
-            self._near = NearEvents(self._near.ranges)
-            self._survey(Bracket(0.0, max(self.span, 1e-300), _FIRST, even=True), keys=False)
-            self._refuse_changed(self.sha256() != before)
-        self._refuse_changed(log.stamps() != stamps)
-        self.tick_digits = digits
-        super().__init__(options, total=self.total, span=self._bracket.high)
-        self.bound = self._bound()
-
-    def _guessed(self, losses: Sequence[float]) -> tuple[Bracket, ...] | OwnRanges:
-        """Return the gaps near which events are kept: all of them in a small log."""
-        if self.n <= FEW_ROWS:
-            return EVERYTHING
-        if isinstance(self.log, SparkTable):
-            return OwnRanges(tuple(losses), self.n)
-        samples = list(self._engine.run(Sampling(self.measure), sampled_parts(self._parts)))
-        return likely_ranges(samples, losses, self.n)
-
-    def _survey(self, bracket: Bracket, *, keys: bool) -> None:
-        sums, facts, piles = BucketSums(bracket.buckets), list[PartFacts](), list[PiledKeys]()
-        for one in self._each(Survey(self.measure, bracket, self._near.ranges, keys)):
-            sums.add(one.buckets)  # at once: those of all parts would not fit
-            self._near.add(*one.near, one.ranges)
-            facts.append(one.facts)
-            piles.append(one.keys)
-        if any(piles) and not surely_distinct(piles):
-            refuse_repeated_ids(self.log)
-        facts.sort(key=lambda one: one.part.first)
-        self._facts, self._bracket, self._buckets = facts, bracket, sums.buckets()
-        low, high = min(one.scores[0] for one in facts), max(one.scores[1] for one in facts)
-        self.scores = (low, high) if low <= high else (0.0, 0.0)
-        self.unknown = sum(one.unknown for one in facts)
-        self.no_opinion = sum(one.no_opinion for one in facts)
-        self.span = max(one.span for one in facts)
-        self.total = sum(one.total for one in facts)
-        self.fewest_actions = min(one.fewest_actions for one in facts)
-        self.most_actions = max(one.most_actions for one in facts)
-        self.router = all(one.router for one in facts)
-        self.score_digits = facts[0].score_digits
-
-    def _each(self, work: Callable[[ScorePart], _Result]) -> Iterator[_Result]:
-        """Do a work on every part, and say so."""
-        self._passes += 1
-        done = 0
-        for result in self._engine.run(work, self._parts):
-            done += 1
-            yield result
-        self._progress(f"pass {self._passes}: {self.log.in_words(done)}")
-
-    def _refuse_unknown(self) -> None:
-        first = next((one for one in self._facts if one.first_unknown is not None), None)
-        if first is not None and self.measure.missing_loss is None:
-            raise ScoreLogError(
-                f"{first.part.file.path}: row {first.part.start + (first.first_unknown or 0) + 1}: no Guardian score, or "
-                f"`correct` of its answer is unknown ({self.unknown:,} of {self.n:,} rows); ask the Guardian again, or pass "
-                'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
-            )
-
-    def _bound(self) -> Fraction:
-        unit, worst = 10**self.tick_digits, max(self._facts, key=lambda one: one.largest[0])
-        return check_bound(
-            self._options.loss_bound,
-            (Fraction(worst.largest[0], unit), worst.part.start + worst.largest[1]),
-            tick=Fraction(1, unit),
-            unit_scores=self.scores[0] >= 0 and self.scores[1] <= 1,
-            source=worst.part.file.path,
-        )
-
-    def sha256(self) -> str:
-        """Return the digest of all rows, in whichever order."""
-        return self.log.digest((facts.part, facts.hashes) for facts in self._facts)
-
-    def scan_events(self, work: Callable[[Floats, Integers], _Result], /) -> Iterable[_Result]:
-        """Do a work on all events; what the first pass has done already is not done again."""
-        if work == Fold((self._bracket,)):
-            return [(self._buckets,)]  # pyright: ignore[reportReturnType]
-        kept = self._near.answer(work)
-        if kept is not None:
-            return [kept]  # pyright: ignore[reportReturnType]
-        return self._scan_again(work)
-
-    def _scan_again(self, work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
-        total = 0
-        for one, result in self._each(EventScan(self.measure, work)):
-            total += one
-            yield result  # pyright: ignore[reportReturnType]
-        self._refuse_changed(total != sum(one.checksum for one in self._facts))
-
-    def scan_draws(
-        self, key: bytes, gap: float
-    ) -> Callable[[Callable[[Floats, Integers], _Result]], Iterable[_Result]]:
-        """Return what does a work on the draws and events of the rows whose loss falls at a gap."""
-
-        def scanned(work: Callable[[Floats, Integers], _Result]) -> Iterator[_Result]:
-            sums: list[tuple[ScorePart, int]] = []
-            for part, own, result in self._each(DrawScan(self.measure, key, gap, work)):
-                sums.append((part, own))
-                yield result  # pyright: ignore[reportReturnType]
-            self._refuse_changed(self.log.digest(sums) != self.sha256())
-
-        return scanned
-
-    def _refuse_changed(self, changed: bool) -> None:
-        if changed:
-            raise ScoreLogError(
-                f"{self.log.source}: its rows changed between two passes; let nobody write to a log that is being read, or "
-                "calibrate a copy"
-            )
-
-
-def hash_part(part: ScorePart) -> tuple[ScorePart, int]:
-    """Return a part with the sum of its rows' hashes."""
-    return part, part.hash_sum(*part.load_apart())
-
-
-def digest_parts(log: ScoreParts | SparkTable, engine: Engine) -> str:
-    """Return the digest of all rows of a log, in whichever order."""
-    return log.digest(engine.run(hash_part, log.parts()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowCounts:
-    """What is counted in every row of a log in parts; the loss of `unknown` rows is not known."""
-
-    source: str
-    rows: int
-    fewest_actions: int
-    most_actions: int
-    no_opinion: int
-    unknown: int
-
-
-def count_part(part: ScorePart) -> RowCounts:
-    """Count in the rows of a part."""
-    log = part.load([], ids=False)
-    return RowCounts(
-        source=part.name,
-        rows=len(log),
-        fewest_actions=int(log.sizes.min()),
-        most_actions=int(log.sizes.max()),
-        no_opinion=int(log.no_opinion.sum()),
-        unknown=int(log.unknown_loss.sum()),
-    )
-
-
-def count_rows(log: ScoreParts, engine: Engine) -> RowCounts:
-    """Count in all rows of a log."""
-    counts = list(engine.run(count_part, log.parts()))
-    return RowCounts(
-        source=log.source,
-        rows=sum(one.rows for one in counts),
-        fewest_actions=min(one.fewest_actions for one in counts),
-        most_actions=max(one.most_actions for one in counts),
-        no_opinion=sum(one.no_opinion for one in counts),
-        unknown=sum(one.unknown for one in counts),
-    )
-
-
-def refuse_repeated_ids(log: ScoreParts | SparkTable) -> None:
-    """Refuse a log in which two rows have the same id, wherever they are."""
-    same = log.repeated_id()
-    if same is not None:
-        raise ScoreLogError(f"{log.source}: {same}; make ids unique over all rows")
-
-
-def _refuse_unfit(log: ScoreParts | SparkTable) -> None:
-    refuse_unfit_columns(log.types, log.source)
-    if log.guardian is None:
-        raise OptionError(f"{log.source}: a calibration needs the Guardian's scores; name their column: guardian=")
-
-
-def refuse_unfit_columns(names: Collection[str], source: str) -> None:
-    """Refuse a log that says in its columns that its rows were selected by their scores."""
-    if UNFIT in names:
-        raise ScoreLogError(
-            f"{source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
-            "audited rows only (arbitrage records export --score-log)"
-        )
-
-
-# --- calibrate ---
 
 
 def calibrate(
@@ -882,149 +121,91 @@ def calibrate(
     """
     check_keywords("calibrate", keywords, CalibrationKeywords)
     chosen = resolve_options(options, CalibrationOptions, keywords, name="options")
-    if isinstance(log, ScoreParts | SparkTable):
-        return certify_parts(log, alpha, chosen, engine=engine_of(log, engine), progress=progress)
-    if engine is not None:
-        raise OptionError("engine= is for a log in parts: read it with ScoreParts.read")
-    return certify(_fit_log(log, primary, guardian), alpha, chosen)
+    if not isinstance(log, ScoreParts | SparkTable):
+        columns: FrameColumns = {}
+        if primary is not None:
+            columns["primary"] = primary
+        if guardian is not None:
+            columns["guardian"] = guardian
+        log = as_score_log(log, **columns)
+    return certify(log, alpha, chosen, engine=engine, progress=progress)
 
 
-def _fit_log(data: object, primary: ScoreColumns | None, guardian: ScoreColumns | None) -> ScoreLog:
-    """Return a score log as it is, or read one from a frame; refuse rows that were selected by their scores."""
-    columns: FrameColumns = {}
-    if primary is not None:
-        columns["primary"] = primary
-    if guardian is not None:
-        columns["guardian"] = guardian
-    log = as_score_log(data, **columns)
-    refuse_unfit(log)
-    return log
-
-
-def certify(log: ScoreLog, alpha: Number, options: CalibrationOptions) -> Certificate:
-    """Calibrate under options that already have their key; the step that `verify` repeats."""
-    curve = options.curve(log)
-    bound = curve.bound(options.loss_bound)
-    thresholds = _thresholds(log, curve, check_alpha(alpha, bound), bound, options)
-    tick = Fraction(1, 10**curve.tick_digits)
-    least = thresholds.alpha if thresholds.dial is None else as_fraction(thresholds.dial[0].alpha, name="alpha")
-    declared = options.check_full_sight(least, curve.in_full_sight, tick=tick, source=log.source)
-    fit, net = thresholds.fit, _net_losses(log, options, thresholds.fit)
-    evidence = Evidence(
-        n=len(log),
-        log_sha256=log.sha256(),
-        empirical_risk=float(fit.total / fit.n),
-        missing_guardian_rows=int(options.unknown_loss(log).sum()),
-        spread=None if net is None else float(np.sqrt((net**2).sum()) / len(log)),
-        slack=_slack(thresholds, bound, options),
-        no_opinion_rows=int(log.no_opinion.sum()),
-        router=log.is_router,
-        score_digits=log.score_digits,
-        fewest_actions=int(log.sizes.min()),
-        most_actions=int(log.sizes.max()),
-        columns=dict(zip(("primary", "guardian"), log.columns, strict=True)),
-        margin_quantiles=_margin_quantiles(log, options),
-    )
-    loss = _loss(
-        options,
-        bound,
-        binarized=log.binary is not None,
-        full_sight_loss=_stored(declared, options.full_sight_loss, "full_sight_loss"),
-        envelope_excess=curve.envelope_excess,
-        regret=0.0 if net is None else float(np.maximum(net, 0.0).sum() / len(log)),
-    )
-    promise = _promise(alpha, options, thresholds, clusters=options.clusters(log), session=_is_session(log, options))
-    identities = _bound_identities(log, options)
-    return _issue(options, thresholds, promise, loss, evidence, identities, binary=options.is_binary(log, bound))
-
-
-def engine_of(log: ScoreParts | SparkTable, engine: Engine | Executor | str | None) -> Engine:
-    """Return where the work on a log is done; that on a table of Spark is done where its rows are."""
-    if isinstance(log, ScoreParts):
-        return as_engine(engine)
-    if engine not in (None, log):
-        raise OptionError(f"{log.source}: the work on a table of Spark is done by its session; leave engine= out")
-    return log
-
-
-def certify_parts(
-    log: ScoreParts | SparkTable,
+def certify(
+    log: ScoreLog | ScoreParts | SparkTable,
     alpha: Number,
     options: CalibrationOptions,
     *,
-    engine: Engine,
+    engine: Engine | Executor | str | None = None,
     progress: PassProgress = silent,
 ) -> Certificate:
-    """Calibrate a log in parts, with the result that `certify` has on all its rows, digest apart.
+    """Calibrate under options that already have their key; the step that `verify` repeats.
 
     Args:
-        log: the log.
+        log: the log, in memory, in parts or in Spark, with the same result.
         alpha: the risk budget.
-        options: how to calibrate, with their key.
-        engine: where the work is done.
-        progress: is told about every pass.
+        options: how to calibrate.
+        engine: for a log in parts, where the work is done.
+        progress: is told about every pass over a log in parts.
     """
-    as_fraction(alpha, name="alpha")  # before passes over many rows
-    reason = gathering(options, log)
-    if reason is not None:
-        if isinstance(log, SparkTable):
-            log.gather(reason)  # which it refuses
-        refuse_repeated_ids(log)
-        whole = log.gather(reason)
-        refuse_unfit(whole)
-        certificate = certify(whole, alpha, options)
-        evidence = structs.replace(certificate.evidence, log_sha256=log.digest_of(whole))
-        return replace(certificate, evidence=evidence)
-    surveyed = SurveyedParts(log, options, engine, progress, likely_losses(len(log), alpha, options))
-    columns = {"primary": log.primary, "guardian": log.guardian or "guardian"}
-    identities = _identities(log.identities, (columns["primary"], columns["guardian"]))
-    bound, n, digits = surveyed.bound, surveyed.n, surveyed.tick_digits
-    budget = check_alpha(alpha, bound)
-    budgets = risk_budgets(budget, bound, options)
-    limits = [allowed_total(one, bound, n, digits, options) for one in budgets]
-    fits = [fit_at(n, one) for one in surveyed.thresholds(limits)]
-    thresholds = _Thresholds(alpha=budget, fit=fits[0])
-    if options.dial:
-        thresholds = _dial(budgets, fits, budget)
+    survey = _survey(log, alpha, options, engine, progress)
+    bound, facts = survey.bound, survey.facts()
+    thresholds = _thresholds(survey, check_alpha(alpha, bound), options)
+    fit, whole = thresholds.fit, survey.whole
+    net = None if whole is None else _net_losses(whole, options, fit)
     evidence = Evidence(
-        n=n,
-        log_sha256=surveyed.sha256(),
-        empirical_risk=float(thresholds.fit.total / thresholds.fit.n),
-        missing_guardian_rows=surveyed.unknown,
+        n=survey.n,
+        log_sha256=survey.sha256(),
+        empirical_risk=float(fit.total / fit.n),
+        missing_guardian_rows=facts.unknown,
+        spread=None if net is None else float(np.sqrt((net**2).sum()) / survey.n),
         slack=_slack(thresholds, bound, options),
-        no_opinion_rows=surveyed.no_opinion,
-        router=surveyed.router,
-        score_digits=surveyed.score_digits,
-        fewest_actions=surveyed.fewest_actions,
-        most_actions=surveyed.most_actions,
-        columns=columns,
+        no_opinion_rows=facts.no_opinion,
+        router=facts.router,
+        score_digits=facts.score_digits,
+        fewest_actions=facts.fewest_actions,
+        most_actions=facts.most_actions,
+        columns=dict(zip(("primary", "guardian"), log.columns, strict=True)),
+        margin_quantiles=None if whole is None else _margin_quantiles(whole, options),
     )
-    loss, promise = _loss(options, bound, binarized=log.binary), _promise(alpha, options, thresholds)
-    return _issue(options, thresholds, promise, loss, evidence, identities, binary=log.binary and bound == 1)
-
-
-def _issue(
-    options: CalibrationOptions,
-    thresholds: "_Thresholds",
-    promise: Promise,
-    loss: LossTerms,
-    evidence: Evidence,
-    identities: dict[str, Any] | Literal["unbound"],
-    *,
-    binary: bool,
-) -> Certificate:
-    """Put thresholds and what is known about their log into a certificate."""
-    keyed = options.boundary == "random" or (options.confidence is not None and not binary)
-    learned = thresholds.learned
+    keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     return issue(
         _rule(options, thresholds),
-        promise,
-        loss,
+        _promise(alpha, options, thresholds, whole),
+        _loss(options, thresholds, survey, regret=0.0 if net is None else float(np.maximum(net, 0.0).sum() / survey.n)),
         evidence,
-        identities=identities,
+        identities=_identities(log, options),
         key=options.key if keyed else None,
-        fit=None if learned is None else learned.score,
+        fit=None if thresholds.learned is None else thresholds.learned.score,
     )
+
+
+def _survey(
+    log: ScoreLog | ScoreParts | SparkTable,
+    alpha: Number,
+    options: CalibrationOptions,
+    engine: Engine | Executor | str | None,
+    progress: PassProgress,
+) -> LogSurvey | PartsSurvey:
+    """Look at a log: in memory if it is there, or if the options need all rows at once."""
+    refuse_unfit(log)
+    if isinstance(log, ScoreLog):
+        if engine is not None:
+            raise OptionError("engine= is for a log in parts: read it with ScoreParts.read")
+        return LogSurvey(log, options)
+    if isinstance(log, SparkTable) and engine not in (None, log):
+        raise OptionError(f"{log.source}: the work on a table of Spark is done by its session; leave engine= out")
+    as_fraction(alpha, name="alpha")  # before passes over many rows
+    reason = needs_all_rows(options, log)
+    if reason is None:
+        place = log if isinstance(log, SparkTable) else as_engine(engine)
+        return PartsSurvey(log, options, place, progress, likely_losses(len(log), alpha, options))
+    if isinstance(log, SparkTable):
+        log.gather(reason)  # which it refuses
+    refuse_repeated_ids(log)
+    whole = log.gather(reason)
+    log.refuse_copies(whole)
+    return LogSurvey(whole, options)
 
 
 def _rule(options: CalibrationOptions, thresholds: "_Thresholds") -> Rule:
@@ -1053,9 +234,7 @@ def _promise(
     given: Number,
     options: CalibrationOptions,
     thresholds: "_Thresholds",
-    *,
-    clusters: int | None = None,
-    session: bool = False,
+    whole: ScoreLog | None,
 ) -> Promise:
     alpha = _stored(thresholds.alpha, given, "alpha")
     if options.confidence is not None:
@@ -1064,35 +243,35 @@ def _promise(
         if thresholds.dial is not None:
             return Dial(alpha=alpha, confidence=confidence, stops=thresholds.dial)
         return Confident(alpha=alpha, confidence=confidence)
+    clusters = None if whole is None else options.clusters(whole)
     if options.cluster is not None and options.max_cluster_size is not None and clusters is not None:
         return Cluster(
             alpha=alpha, cluster=options.cluster, clusters=clusters, max_cluster_size=options.max_cluster_size
         )
-    return PerSession(alpha=alpha) if session else Average(alpha=alpha)
+    return Average(alpha=alpha) if whole is None or not has_sessions(whole) else PerSession(alpha=alpha)
 
 
 def _loss(
-    options: CalibrationOptions,
-    bound: Fraction,
-    *,
-    binarized: bool,
-    full_sight_loss: float = 0.0,
-    envelope_excess: float = 0.0,
-    regret: float = 0.0,
+    options: CalibrationOptions, thresholds: "_Thresholds", survey: LogSurvey | PartsSurvey, *, regret: float
 ) -> LossTerms:
-    stored, missing = _stored(bound, options.loss_bound, "loss_bound"), options.missing_guardian
+    stored, missing = _stored(survey.bound, options.loss_bound, "loss_bound"), options.missing_guardian
+    binarized = is_binarized(survey.log)
     if options.net:
         return Net(bound=stored, zero_one=options.zero_one, missing_guardian=missing, regret=regret)
-    if options.own_loss is None:
+    if options.own_loss is None or not isinstance(survey, LogSurvey):
         return Regret(bound=stored, zero_one=options.zero_one, binarized=binarized, missing_guardian=missing)
+    curve = survey.curve
+    least = thresholds.alpha if thresholds.dial is None else as_fraction(thresholds.dial[0].alpha, name="alpha")
+    tick = Fraction(1, 10**curve.tick_digits)
+    declared = options.check_full_sight(least, curve.in_full_sight, tick=tick, source=survey.log.source)
     return Own(
         name=options.loss_name,
         bound=stored,
         zero_one=options.zero_one,
         binarized=binarized,
         missing_guardian=missing,
-        full_sight_loss=full_sight_loss,
-        envelope_excess=envelope_excess,
+        full_sight_loss=_stored(declared, options.full_sight_loss, "full_sight_loss"),
+        envelope_excess=curve.envelope_excess,
     )
 
 
@@ -1107,79 +286,78 @@ class _Thresholds:
     learned: LearnedFit | None = None
 
 
-def _thresholds(
-    log: ScoreLog, curve: RiskCurve, alpha: Fraction, bound: Fraction, options: CalibrationOptions
-) -> _Thresholds:
-    if options.zero_one:
-        refuse_graded(log, options, bound)
-    if options.by is not None:
-        return _by_group(log, alpha, bound, options, options.by)
-    if options.learned:
-        return _learned(log, alpha, bound, options)
-    if not options.dial:
-        one = find_threshold(log, curve, alpha, bound, options, options.delta())
-        return _Thresholds(alpha=alpha, fit=one)
-    alphas = risk_budgets(alpha, bound, options)
-    return _dial(alphas, [find_threshold(log, curve, one, bound, options, options.delta()) for one in alphas], alpha)
+def _thresholds(survey: LogSurvey | PartsSurvey, alpha: Fraction, options: CalibrationOptions) -> _Thresholds:
+    if isinstance(survey, LogSurvey):
+        _refuse_sessions(survey.log, options)
+        if options.zero_one:
+            refuse_graded(survey.log, options, survey.bound)
+        if options.by is not None:
+            return _by_group(survey, alpha, options, options.by)
+        if options.learned:
+            return _learned(survey, alpha, options)
+    budgets = _budgets(alpha, survey.bound, options)
+    fits = find_fits(survey, budgets, options, options.delta())
+    return _dial(budgets, fits, alpha) if options.dial else _Thresholds(alpha=alpha, fit=fits[0])
 
 
 def _dial(alphas: Sequence[Fraction], fits: Sequence[Fit], alpha: Fraction) -> _Thresholds:
     """Set a dial to the largest stop that does not exceed alpha."""
-    dial = tuple(_stop(budget, one) for budget, one in zip(alphas, fits, strict=True))
+    dial = tuple(_stop(budget, fit) for budget, fit in zip(alphas, fits, strict=True))
     chosen = dial.index(lower_stop(dial, float(alpha)))
     return _Thresholds(alpha=alphas[chosen], fit=fits[chosen], dial=dial)
 
 
-def _by_group(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions, by: str) -> _Thresholds:
+def _by_group(survey: LogSurvey, alpha: Fraction, options: CalibrationOptions, by: str) -> _Thresholds:
     """Calibrate each group on its own rows, or on those of all small groups; a query that belongs to none is deferred."""
+    log, bound = survey.log, survey.bound
     rows, alone = group_rows(log, by), replace(options, by=None, small_groups="defer", group_source=None)
     delta = options.delta(len(rows))
     fewest = rows_needed(alpha, bound) if options.merges else None
     sources = threshold_rows(list(rows.values()), fewest)
 
-    def fitted(some: Indices) -> Fit:
-        part = log.select(some)
-        return find_threshold(part, alone.curve(part), alpha, bound, alone, delta)
-
-    distinct = {id(source): source for source in sources}
-    fit_of = {key: fitted(source) for key, source in distinct.items()}
+    distinct = {id(source): LogSurvey(log.select(source), alone) for source in sources}
+    fit_of = {key: find_fits(part, [alpha], alone, delta)[0] for key, part in distinct.items()}
     fits = {
-        name: _of_group(log.select(own), fit_of[id(source)], alone, shared=source is not own)
-        for (name, own), source in zip(rows.items(), sources, strict=True)
+        name: _of_group(log.select(members), fit_of[id(source)], alone, shared=source is not members)
+        for (name, members), source in zip(rows.items(), sources, strict=True)
     }
-    total = sum((one.total for one in fits.values()), start=Fraction(0))
-    groups = {name: _group(one) for name, one in fits.items()}
+    total = sum((fit.total for fit in fits.values()), start=Fraction(0))
+    groups = {name: _group(fit) for name, fit in fits.items()}
     whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=total)
     return _Thresholds(alpha=alpha, fit=whole, groups=groups)
 
 
-def _of_group(part: ScoreLog, one: Fit, options: CalibrationOptions, *, shared: bool) -> Fit:
+def _of_group(part: ScoreLog, fit: Fit, options: CalibrationOptions, *, shared: bool) -> Fit:
     """Return a threshold with the rows and the loss of one group, if several share it."""
-    return replace(one, n=len(part), total=total_at(part, one, options)) if shared else one
+    if not shared:
+        return fit
+    total = Fraction(0)
+    if fit.relaxation is not None:
+        curve = options.curve(part)
+        total = Fraction(int(curve.row_losses(fit.relaxation, fit.boundary_u).sum()), 10**curve.tick_digits)
+    return replace(fit, n=len(part), total=total)
 
 
-def _learned(log: ScoreLog, alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> _Thresholds:
+def _learned(survey: LogSurvey, alpha: Fraction, options: CalibrationOptions) -> _Thresholds:
     """Learn a score; without room for a single loss, every query is deferred."""
-    learned = learn_score(log, alpha, bound, options)
-    if learned is None:
-        none = Fit(n=len(log), relaxation=None, boundary_u=None, total=Fraction(0))
-        return _Thresholds(alpha=alpha, fit=none)
-    whole = Fit(n=len(log), relaxation=None, boundary_u=None, total=learned.total)
+    learned = learn_score(survey.log, alpha, survey.bound, options)
+    total = Fraction(0) if learned is None else learned.total
+    whole = Fit(n=survey.n, relaxation=None, boundary_u=None, total=total)
     return _Thresholds(alpha=alpha, fit=whole, learned=learned)
 
 
-def _stop(alpha: Fraction, one: Fit) -> DialStop:
+def _stop(alpha: Fraction, fit: Fit) -> DialStop:
     return DialStop(
         alpha=_stored(alpha, alpha, "alpha"),
-        relaxation=one.relaxation,
-        boundary_u=one.boundary_u,
-        empirical_risk=float(one.total / one.n),
+        relaxation=fit.relaxation,
+        boundary_u=fit.boundary_u,
+        empirical_risk=float(fit.total / fit.n),
     )
 
 
-def _group(one: Fit) -> GroupThreshold:
+def _group(fit: Fit) -> GroupThreshold:
     return GroupThreshold(
-        n=one.n, relaxation=one.relaxation, boundary_u=one.boundary_u, empirical_risk=float(one.total / one.n)
+        n=fit.n, relaxation=fit.relaxation, boundary_u=fit.boundary_u, empirical_risk=float(fit.total / fit.n)
     )
 
 
@@ -1202,15 +380,10 @@ def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions
 _FORMS: Final[dict[bool, tuple[Kind, ...]]] = {True: (), False: ("menus",)}
 
 
-def _is_session(log: ScoreLog, options: CalibrationOptions) -> bool:
-    """Tell whether a row is a whole session rather than a query.
-
-    Raises:
-        OptionError: it is, and the options have no sentence, and no proof, for sessions.
-    """
+def _refuse_sessions(log: ScoreLog, options: CalibrationOptions) -> None:
+    """Refuse options that have no sentence, and no proof, for a log whose rows are whole sessions."""
     if has_sessions(log):
         refuse_combination("session", *options.kinds, *_FORMS[log.is_router])
-    return has_sessions(log)
 
 
 def _net_losses(log: ScoreLog, options: CalibrationOptions, fit: Fit) -> Floats | None:
@@ -1232,24 +405,19 @@ def _stored(value: Fraction, given: object, name: str) -> float:
     return number
 
 
-def _identities(noted: Mapping[str, Any] | None, columns: tuple[str, str]) -> dict[str, Any] | Literal["unbound"]:
-    known: Mapping[str, Any] = noted or {}
-    if not all(column in known for column in columns):
-        return "unbound"
-    identities = {role: known[column] for role, column in zip(("primary", "guardian"), columns, strict=True)}
-    return identities | {name: known[name] for name in ("grader", "session", "requests") if name in known}
-
-
-def _bound_identities(log: ScoreLog, options: CalibrationOptions) -> dict[str, Any] | Literal["unbound"]:
+def _identities(
+    log: ScoreLog | ScoreParts | SparkTable, options: CalibrationOptions
+) -> dict[str, Any] | Literal["unbound"]:
     """Return the identities of a log and, with groups, what names the group of a live query, as log or options say."""
-    identities = _identities(log.identities, log.columns)
-    if identities == "unbound":
+    noted: Mapping[str, Any] = log.identities or {}
+    if not all(column in noted for column in log.columns):
         if options.group_source is not None:
             raise OptionError(
                 f"{log.source}: group_source= binds groups to requests, and this log names no models to bind"
             )
-        return identities
-    noted: Mapping[str, Any] = log.identities or {}
+        return "unbound"
+    identities = {role: noted[column] for role, column in zip(("primary", "guardian"), log.columns, strict=True)}
+    identities |= {name: noted[name] for name in ("grader", "session", "requests") if name in noted}
     logged: str | None = noted.get("group", {}).get("source") if options.by == "group" else None
     if logged is not None and options.group_source not in (None, logged):
         raise OptionError(
@@ -1257,3 +425,105 @@ def _bound_identities(log: ScoreLog, options: CalibrationOptions) -> dict[str, A
         )
     source = logged or options.group_source
     return identities if source is None else {**identities, "group": {"source": source}}
+
+
+# --- One threshold ---
+
+
+def find_fits(
+    survey: LogSurvey | PartsSurvey, alphas: Sequence[Fraction], options: CalibrationOptions, delta: float | None
+) -> list[Fit]:
+    """Return the smallest relaxation that keeps each budget.
+
+    Args:
+        survey: of the log.
+        alphas: risk budgets.
+        options: how to calibrate.
+        delta: the level of the test; None to keep the budgets on average.
+    """
+    if delta is None or options.is_binary(survey.log, survey.bound) or not isinstance(survey, LogSurvey):
+        limits = [_limit(alpha, survey.bound, survey.n, survey.tick_digits, options, delta) for alpha in alphas]
+        return [_fit(survey.n, threshold) for threshold in survey.thresholds(limits)]
+    return [_betting_fit(survey, alpha, options, delta) for alpha in alphas]
+
+
+def _fit(n: int, threshold: RiskThreshold | None) -> Fit:
+    """Return a threshold that was found on n rows; None defers every query."""
+    if threshold is None:
+        return Fit(n=n, relaxation=None, boundary_u=None, total=Fraction(0))
+    return Fit(n=n, relaxation=threshold.relaxation, boundary_u=threshold.boundary_u, total=threshold.total)
+
+
+def _limit(
+    alpha: Fraction, bound: Fraction, n: int, tick_digits: int, options: CalibrationOptions, delta: float | None
+) -> int:
+    """Return the largest total that keeps a budget, in ticks, on average or by the binomial test."""
+    if delta is None:
+        return spendable(alpha, bound, n, tick_digits, unseen=options.unseen)
+    return binomial_spendable(alpha, bound, n, tick_digits, delta)
+
+
+def _budgets(alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> list[Fraction]:
+    """Return the risk budgets for which thresholds are sought: alpha, or the stops of a dial."""
+    return [Fraction(stop) * bound for stop in STOPS] if options.dial else [alpha]
+
+
+def likely_losses(n: int, alpha: Number, options: CalibrationOptions) -> list[float]:
+    """Return the mean losses that n rows may show, one for each budget, before any row was looked at."""
+    bound = check_bound(options.loss_bound, (Fraction(0), 0), tick=Fraction(1), unit_scores=True, source="options")
+    budgets, digits, delta = _budgets(check_alpha(alpha, bound), bound, options), 3, options.delta()
+    return [_limit(budget, bound, n, digits, options, delta) / (n * 10**digits) for budget in budgets]
+
+
+def _betting_fit(survey: LogSurvey, alpha: Fraction, options: CalibrationOptions, delta: float) -> Fit:
+    """Return the first breakpoint that the betting test accepts, by bisection: it accepts all later ones."""
+    curve, order, line = survey.curve, row_order(survey.log, options.key), float(alpha / survey.bound)
+    unit = float(survey.bound) * 10.0**curve.tick_digits
+    bets = shared_bets(np.minimum(curve.row_losses(0.0, 0.0)[order] / unit, 1.0), line, delta)
+
+    def passes(index: int) -> bool:
+        u = None if curve.boundary_u is None else float(curve.boundary_u[index])
+        return accepts(curve.row_losses(float(curve.breakpoints[index]), u)[order] / unit, bets, line, delta)
+
+    low, high = -1, len(curve.totals)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    threshold = curve.thresholds([int(curve.totals[high])])[0] if high < len(curve.totals) else None
+    return _fit(survey.n, threshold)
+
+
+def row_order(log: ScoreLog, key: bytes | None) -> Indices:
+    """Return the order in which the betting test goes through rows: that of a keyed hash of their ids.
+
+    Whoever chooses the ids cannot choose the order, since the key is secret and the same for all calibrations. Rows
+    without ids are numbered.
+    """
+    if key is None:
+        raise OptionError(
+            "a confidence for graded losses needs a key, the same for all calibrations of a project: "
+            "key=ProjectSecret.find().boundary_key; if every loss is 0 or the bound, declare zero_one=True (--zero-one)"
+        )
+    shuffling = hmac.digest(key, b"row order v1", "sha256")
+    ids = [str(row) for row in range(len(log))] if log.id is None else log.id.tolist()
+    return np.argsort(np.array([draw(shuffling, id) for id in ids]), kind="stable")
+
+
+def refuse_graded(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> None:
+    """Refuse a log with a loss other than 0 and the bound where all are declared to be one of the two.
+
+    Raises:
+        ScoreLogError: it has one.
+    """
+    losses = options.losses(log)
+    whole = bound * 10**losses.tick_digits
+    for piece in losses.blocks:
+        graded = ((piece.levels != 0) & (piece.levels != whole)).any(axis=0)
+        if graded.any():
+            place = int(graded.argmax())
+            loss = max(level for level in piece.levels[:, place].tolist() if level not in (0, whole))
+            row = int(piece.block.all_rows()[place]) + 1
+            raise ScoreLogError(
+                f"{log.source}: row {row}: a loss of {loss / 10**losses.tick_digits:g} is neither 0 nor the bound "
+                f"{float(bound):g}, as zero_one declares; leave zero_one (--zero-one) out for graded losses"
+            )

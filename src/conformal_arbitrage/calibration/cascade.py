@@ -3,14 +3,14 @@
 import hashlib
 import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, issue
-from conformal_arbitrage.calibration.forms import Average, Evidence, Net, Path, Regret
+from conformal_arbitrage.calibration.promises import Average, Evidence, Net, Path, Regret
 from conformal_arbitrage.calibration.secret import draw
 from conformal_arbitrage.calibration.tuning import (
     ChainEstimate,
@@ -23,7 +23,6 @@ from conformal_arbitrage.calibration.tuning import (
     stop_losses,
     tuning_rows,
 )
-from conformal_arbitrage.calibration.verify import Verification, differing
 from conformal_arbitrage.core.chains import GUARDIAN, calibrate_path, path_choice, rounded_losses
 from conformal_arbitrage.core.exact import Floats, Indices
 from conformal_arbitrage.core.losses import Number
@@ -33,8 +32,6 @@ from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.types import MissingGuardian
 
 TUNING_SHARE = 0.4
-_TOLERANCE = 1e-6
-"""Between two fits of the same rows on different machines; positions are then recomputed with the stored fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,45 +208,6 @@ def apply_cascade(certificate: Certificate, log: CascadeLog) -> CascadeDecisions
     name: LossName = "net" if isinstance(certificate.loss, Net) else "guardian_regret"
     losses = np.column_stack([stop_losses(log, places, name, "worst_case"), np.zeros(len(log))])
     return CascadeDecisions(answered_by=chosen, cost=asked_costs(log, places)[rows, chosen], loss=losses[rows, chosen])
-
-
-def verify_cascade(certificate: Certificate, log: CascadeLog) -> Verification:
-    """Recompute the certificate of a cascade from its log: the split, the choice, the path and the stop.
-
-    Fitted numbers may differ in their last digits from one machine to another; the stop, and all that follows from it, is
-    recomputed to the bit with those of the certificate.
-
-    Args:
-        certificate: the certificate, with its key.
-        log: the log it was made from, with the models that it was chosen among.
-    """
-    tuning, chain = certificate.path.tuning, certificate.path.chain
-    options = CascadeOptions(
-        key=certificate.secret(),
-        loss="net" if isinstance(certificate.loss, Net) else None,
-        chain=chain.models if tuning.fixed else None,
-        tuning_share=tuning.share,
-        seed=tuning.seed,
-        missing_guardian=certificate.loss.missing_guardian,
-    )
-    tuned = tune_chain(log, check_alpha(certificate.alpha, Fraction(1)), options)
-    if _close(_numbers(tuned), _numbers(replace(tuned, chain=chain, estimates=tuning.estimates))):
-        tuned = replace(tuned, chain=chain, estimates=tuning.estimates)
-    recomputed = certify_chain(log, certificate.alpha, options, tuned)
-    return Verification(differences=differing(certificate, recomputed))
-
-
-def _numbers(tuned: TunedChain) -> tuple[tuple[tuple[str, ...], ...], Floats]:
-    """Return the names in a tuned chain and its estimates, and all the numbers."""
-    names = (tuned.chain.models, *sorted(one.models for one in tuned.estimates))
-    by_name = sorted(tuned.estimates, key=lambda one: one.models)
-    numbers = [x for row in (*tuned.chain.coefficients, *tuned.chain.corners) for x in row]
-    return names, np.array([*numbers, *(one.cost for one in by_name)])
-
-
-def _close(one: tuple[object, Floats], other: tuple[object, Floats]) -> bool:
-    same_shape = one[0] == other[0] and one[1].shape == other[1].shape
-    return same_shape and bool(np.allclose(one[1], other[1], rtol=_TOLERANCE, atol=_TOLERANCE))
 
 
 def _draws(key: bytes, log: CascadeLog) -> Floats:

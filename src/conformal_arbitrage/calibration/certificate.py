@@ -20,25 +20,7 @@ import numpy as np
 from msgspec import structs, to_builtins
 from numpy.typing import NDArray
 
-from conformal_arbitrage.calibration import forms
-from conformal_arbitrage.calibration.forms import (
-    Ancestry,
-    ByGroup,
-    Cluster,
-    Confident,
-    Dial,
-    Evidence,
-    Learned,
-    LossTerms,
-    Net,
-    Own,
-    PerSession,
-    Promise,
-    Provenance,
-    Rule,
-    Status,
-    Threshold,
-)
+from conformal_arbitrage.calibration import promises
 from conformal_arbitrage.calibration.learned import (
     FEWEST_ROWS,
     LearnedScore,
@@ -61,7 +43,25 @@ from conformal_arbitrage.calibration.options import (
     threshold_rank,
 )
 from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws
+from conformal_arbitrage.calibration.promises import (
+    Ancestry,
+    ByGroup,
+    Cluster,
+    Confident,
+    Dial,
+    Evidence,
+    Learned,
+    LossTerms,
+    Net,
+    Own,
+    PerSession,
+    Promise,
+    Provenance,
+    Rule,
+    Status,
+    Threshold,
+)
+from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws, question_draw
 from conformal_arbitrage.calibration.tuning import is_chain
 from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary
 from conformal_arbitrage.core.exact import (
@@ -80,8 +80,8 @@ from conformal_arbitrage.core.exact import (
     row_sight,
     sorted_gaps,
 )
-from conformal_arbitrage.core.learned import spendable_losses
 from conformal_arbitrage.core.losses import GuardianSees, as_fraction
+from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.rows import blocks
 from conformal_arbitrage.core.walk import SMALLEST_BOUND, Draw
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
@@ -519,11 +519,11 @@ def _wrong_rule(certificate: "Certificate") -> _Checks:
             return {"groups": (rule.groups, off or not good or not whole or not _share_threshold(certificate, rule))}
         case Learned():
             return {"learned": (rule.terms, rule.terms is not None and not _are_terms(certificate, rule.terms))}
-        case forms.Path():
+        case promises.Path():
             return _wrong_path(certificate, rule)
 
 
-def _wrong_path(certificate: "Certificate", rule: forms.Path) -> _Checks:
+def _wrong_path(certificate: "Certificate", rule: promises.Path) -> _Checks:
     chain, deferring = rule.chain, rule.status == "always_defer"
     return {
         "chain": (chain, not is_chain(chain) or rule.guardian in chain.models),
@@ -569,7 +569,7 @@ def _wrong_terms(certificate: "Certificate") -> _Checks:
 def _wrong_evidence(certificate: "Certificate") -> _Checks:
     rule, loss, evidence = certificate.rule, certificate.loss, certificate.evidence
     n, risk, deferring = evidence.n, evidence.empirical_risk, rule.status == "always_defer"
-    computed = isinstance(loss, Net) or isinstance(rule, forms.Path)
+    computed = isinstance(loss, Net) or isinstance(rule, promises.Path)
     checks: _Checks = {
         "n": (n, n < 1),
         "empirical_risk": (risk, not loss.least <= risk <= loss.bound or (deferring and risk != 0)),
@@ -582,7 +582,7 @@ def _wrong_evidence(certificate: "Certificate") -> _Checks:
             not 0 <= evidence.missing_guardian_rows <= (n if loss.missing_guardian else 0),
         ),
     }
-    if isinstance(rule, forms.Path):
+    if isinstance(rule, promises.Path):
         return checks
     fewest, most, quantiles = evidence.fewest_actions, evidence.most_actions, evidence.margin_quantiles
     return checks | {
@@ -616,7 +616,7 @@ def _is_slack(certificate: "Certificate", slack: float | None) -> bool:
         return not average or slack >= 0
     # a grid, or a loss in full sight, may need deferring with budget left
     spent = average and isinstance(rule, Threshold) and rule.grid is None and certificate.loss.in_full_sight == 0
-    return not spent or slack < 0
+    return not (spent or isinstance(rule, Learned)) or slack < 0
 
 
 def _are_terms(certificate: "Certificate", terms: LearnedTerms) -> bool:
@@ -693,7 +693,7 @@ def _are_identities(certificate: "Certificate") -> bool:
     identities, rule = certificate.provenance.identities, certificate.rule
     if identities == "unbound":
         return True
-    needed = {*rule.chain.models, rule.guardian} if isinstance(rule, forms.Path) else {"primary", "guardian"}
+    needed = {*rule.chain.models, rule.guardian} if isinstance(rule, promises.Path) else {"primary", "guardian"}
     return needed <= set(identities) and all(isinstance(identity, dict) for identity in identities.values())
 
 
@@ -771,7 +771,7 @@ def _confidence_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     return facts
 
 
-def _path_facts(certificate: "Certificate", rule: forms.Path) -> list[tuple[str, str]]:
+def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[str, str]]:
     tuning, loss, evidence = rule.tuning, certificate.loss, certificate.evidence
     chosen = "as given" if tuning.fixed else f"chosen among {len(tuning.estimates)}"
     models = chain_text((*rule.chain.models, rule.guardian))
@@ -885,16 +885,16 @@ class Certificate:
         return self.rule.terms if isinstance(self.rule, Learned) else None
 
     @property
-    def path(self) -> forms.Path:
+    def path(self) -> promises.Path:
         """The rule of a cascade; raise a CertificateError if this is not one's certificate."""
-        if not isinstance(self.rule, forms.Path):
+        if not isinstance(self.rule, promises.Path):
             raise CertificateError("this is the certificate of a pair, not of a cascade; calibrate with --path")
         return self.rule
 
     @property
     def is_cascade(self) -> bool:
         """Whether several models are asked in turn."""
-        return isinstance(self.rule, forms.Path)
+        return isinstance(self.rule, promises.Path)
 
     @property
     def guardian_sees(self) -> GuardianSees:
@@ -927,7 +927,7 @@ class Certificate:
         kinds: dict[Kind, bool] = {
             "net": isinstance(self.loss, Net),
             "own loss": isinstance(self.loss, Own),
-            "path": isinstance(self.rule, forms.Path),
+            "path": isinstance(self.rule, promises.Path),
             "learned": isinstance(self.rule, Learned),
             "cluster": isinstance(self.promise, Cluster),
             "session": isinstance(self.promise, PerSession),
@@ -1060,15 +1060,16 @@ class Certificate:
         group: Membership = None,
         tokens: float | None = None,
         text: str | None = None,
+        actions: Sequence[str] | None = None,
     ) -> NDArray[np.intp]:
         """Return the indices of one query's candidates: a single one is chosen, several go to the Guardian.
 
         Args:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so every action is kept.
-            id: the query's id, fixed before its scores; required for boundary="random".
-            group, tokens, text: as in `decide`.
+            id, group, tokens, text, actions: as in `decide`.
         """
-        return np.array(self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text)[0], dtype=np.intp)
+        sight = self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions)
+        return np.array(sight[0], dtype=np.intp)
 
     def sight(
         self,
@@ -1078,27 +1079,35 @@ class Certificate:
         group: Membership = None,
         tokens: float | None = None,
         text: str | None = None,
+        actions: Sequence[str] | None = None,
     ) -> tuple[list[int], float, LearnedUse | None]:
         """Return one query's candidates as plain integers, its margin, and how a learned score decided if there is one."""
         plain = _are_floats(primary_scores)
         self._refuse_single(not plain and is_single(primary_scores))
         if self.learned is not None:
             scores: Any = primary_scores if plain else as_row(primary_scores)[:, 0].tolist()
-            return self._learned_sight(scores, id, group, tokens, text)
+            return self._learned_sight(scores, id, group, tokens, text, actions)
         self.refuse_cascade()
         relaxation, boundary_u = self.threshold(group)
-        u = 0.0 if boundary_u is None else self._draw(id)
+        u = 0.0 if boundary_u is None else self._draw(id, text, actions, primary_scores)
         return *row_sight(
             primary_scores, relaxation, digits=self.evidence.score_digits, u=u, boundary_u=boundary_u
         ), None
 
     def _learned_sight(
-        self, scores: Sequence[float], id: str | None, group: Membership, tokens: float | None, text: str | None
+        self,
+        scores: Sequence[float],
+        id: str | None,
+        group: Membership,
+        tokens: float | None,
+        text: str | None,
+        actions: Sequence[str] | None,
     ) -> tuple[list[int], float, LearnedUse | None]:
         if group is not None and not isinstance(group, str):
             raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
         gaps = row_gaps(scores, digits=self.evidence.score_digits)
-        stands, use = self.learned_score().decide(scores, gaps, self._draw(id), group, tokens, text)
+        u = self._draw(id, text, actions, scores)
+        stands, use = self.learned_score().decide(scores, gaps, u, group, tokens, text)
         return [gaps.index(0.0)] if stands else list(range(len(gaps))), row_margin(gaps), use
 
     def uncovered_features(self, use: LearnedUse | None) -> str | None:
@@ -1130,6 +1139,7 @@ class Certificate:
         group: Membership = None,
         tokens: float | None = None,
         text: str | None = None,
+        actions: Sequence[str] | None = None,
     ) -> Decision:
         """Decide one query: the Primary's top action if it stands alone, otherwise the Guardian's choice.
 
@@ -1142,13 +1152,17 @@ class Certificate:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so the query is deferred.
             guardian: the Guardian's scores, one per action of the whole menu. Only those of the actions shown are
                 read, the others may be None; `action` stays None if one of those is None or NaN.
-            id: the query's id, fixed before its scores; required for boundary="random".
+            id: the query's id, fixed before its scores. Without one, the draw of boundary="random" is that of the question:
+                its text and actions or, without a text, its scores; the same question has the same draw.
             group: the query's group or groups, for a certificate by groups; one that is not known defers. For a learned
                 score the group that is one of its features.
             tokens: the Primary's output tokens, if they are a feature of the learned score.
-            text: the question as plain text, if it is a feature of the learned score.
+            text: the question as plain text; a learned score may have it as a feature.
+            actions: the texts to choose from.
         """
-        candidates, margin, use = self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text)
+        candidates, margin, use = self.sight(
+            primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions
+        )
         deferred = len(candidates) > 1
         action: int | None = candidates[0]
         if deferred:
@@ -1172,11 +1186,11 @@ class Certificate:
         same_digits = replace(log, score_digits=self.evidence.score_digits)
         sees_all, rule = self.guardian_sees != "candidates", self.rule
         if isinstance(rule, ByGroup):
-            u = drawing(self.secret(), log) if rule.boundary == "random" else None
+            u = drawing(self.secret(), same_digits) if rule.boundary == "random" else None
             return decide_by_group(same_digits, rule.groups, by=rule.by, u=u, sees_all=sees_all)
         if self.learned is not None:
-            return decide_by_score(same_digits, self.learned_score(), draws(self.secret(), log))
-        u = None if self.boundary_u is None else drawing(self.secret(), log)
+            return decide_by_score(same_digits, self.learned_score(), draws(self.secret(), same_digits))
+        u = None if self.boundary_u is None else drawing(self.secret(), same_digits)
         return decide_rows(same_digits, relaxation=self.relaxation, boundary_u=self.boundary_u, u=u, sees_all=sees_all)
 
     def choose(self, alpha: float) -> "Certificate":
@@ -1217,7 +1231,7 @@ class Certificate:
         Raises:
             CertificateError: it is one.
         """
-        if isinstance(self.rule, forms.Path):
+        if isinstance(self.rule, promises.Path):
             raise CertificateError(
                 f"{source}: is the certificate of a cascade, which verify, apply, ask, serve and `certificate show` take"
             )
@@ -1233,7 +1247,11 @@ class Certificate:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what matters most as name and value pairs, for people."""
-        return _path_facts(self, self.rule) if isinstance(self.rule, forms.Path) else _pair_facts(self)
+        return _path_facts(self, self.rule) if isinstance(self.rule, promises.Path) else _pair_facts(self)
+
+    def of_part(self, part: promises.CertifiedPart) -> "Certificate":
+        """Return the certificate with the part of a log that it was made from."""
+        return replace(self, provenance=structs.replace(self.provenance, part=part))
 
     def with_looks(self, text: str) -> "Certificate":
         """Return the certificate with what is known of earlier looks at its rows, in words."""
@@ -1255,7 +1273,7 @@ class Certificate:
         """The sizes of menus that the guarantee covers; all, of a cascade."""
         return (
             range(maxsize)
-            if isinstance(self.rule, forms.Path)
+            if isinstance(self.rule, promises.Path)
             else range(self.evidence.fewest_actions, self.evidence.most_actions + 1)
         )
 
@@ -1297,10 +1315,12 @@ class Certificate:
             )
         return self.key
 
-    def _draw(self, id: str | None) -> float:
-        if not isinstance(id, str) or not id:
-            raise OptionError(f'boundary="random" needs the query\'s id, a non-empty text; pass id= (got {id!r})')
-        return draw(self.secret(), id)
+    def _draw(self, id: str | None, text: str | None, actions: Sequence[str] | None, scores: object) -> float:
+        if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(f"a query's id is a text; got {id!r}")
+        if id:
+            return draw(self.secret(), id)
+        return question_draw(self.secret(), text, actions, row_gaps(scores, digits=self.evidence.score_digits))
 
 
 def _are_floats(scores: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers
-from conformal_arbitrage.core.learned import (
+from conformal_arbitrage.core.ridge import (
     MARGIN,
     STRENGTHS,
     VERSION,

@@ -28,6 +28,8 @@ from conformal_arbitrage.core.walk import Draw, RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.parts import ScoreParts
+from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 # --- What goes together ---
@@ -452,10 +454,9 @@ class CalibrationOptions:
         allowed = 1 - as_fraction(self.confidence, name="confidence")
         return float(allowed / (len(STOPS) if self.dial else 1) / groups)
 
-    def is_binary(self, log: ScoreLog, bound: Fraction) -> bool:
+    def is_binary(self, log: ScoreLog | ScoreParts | SparkTable, bound: Fraction) -> bool:
         """Tell whether every loss is 0 or the bound by declaration, never by what the log happens to show."""
-        binarized = log.binary is not None and self.loss is None and bound == 1
-        return self.zero_one or binarized
+        return self.zero_one or (is_binarized(log) and self.loss is None and bound == 1)
 
     @property
     def merges(self) -> bool:
@@ -541,7 +542,13 @@ class CalibrationOptions:
         return None if self.boundary != "random" else draws(self.drawing_key(), log)
 
     def rounding_draws(self, log: ScoreLog) -> Floats:
-        """Return the draws that round losses for a learned score, independent of those that tell ties apart."""
+        """Return the draws that round losses for a learned score, independent of those that tell ties apart.
+
+        They need ids: copies of one row that shared a draw would all lose or all not, which breaks any budget half the
+        time.
+        """
+        if log.id is None:
+            raise OptionError(f"{log.source}: a learned score needs an `id` column, unique; row numbers will not do")
         return draws(hmac.digest(self.drawing_key(), b"loss rounding v1", "sha256"), log)
 
     def drawing_key(self) -> bytes:
@@ -613,6 +620,11 @@ class CalibrationOptions:
         if self.missing_guardian is None:
             return None
         return 1 if self.loss_bound is None else self.loss_bound
+
+
+def is_binarized(log: ScoreLog | ScoreParts | SparkTable) -> bool:
+    """Return whether the loss of a log is measured on the paper's 0/1 Guardian."""
+    return log.binary is not None and log.binary is not False
 
 
 def check_keywords(function: str, keywords: Mapping[str, Any], known: type[Any]) -> None:

@@ -8,6 +8,7 @@ from math import ceil, log, log1p, sqrt
 import numpy as np
 
 from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
@@ -102,7 +103,11 @@ def _plan_row(n: int, alpha: Fraction, bound: Fraction) -> PlanRow:
     )
 
 
-def split(log: ScoreLog, *, share: float = 0.3, seed: int = 0) -> tuple[ScoreLog, ScoreLog]:
+TUNING_SHARE = 0.3
+"""Of the rows of a log, to choose on."""
+
+
+def split(log: ScoreLog, *, share: float = TUNING_SHARE, seed: int = 0) -> tuple[ScoreLog, ScoreLog]:
     """Split a log at random: choose alpha and options on the first part, calibrate on the second.
 
     Args:
@@ -115,5 +120,12 @@ def split(log: ScoreLog, *, share: float = 0.3, seed: int = 0) -> tuple[ScoreLog
     cut = round(share * len(log)) if 0 < share < 1 else 0
     if not 0 < cut < len(log):
         raise OptionError(f"a share of {share:g} of {len(log)} rows leaves a part empty; use another share")
-    order = np.random.default_rng(seed).permutation(len(log))
-    return log.select(order[:cut]), log.select(order[cut:])
+    order, lineage = np.random.default_rng(seed).permutation(len(log)), log.lineage()
+    return log.select(order[:cut]).taken_from(*lineage), log.select(order[cut:]).taken_from(*lineage)
+
+
+def certified_rows(log: ScoreLog, part: CertifiedPart | None) -> ScoreLog:
+    """Return the rows that a certificate was made from, if the log is as long as the one that was split for it."""
+    if part is None or len(log) != part.rows:
+        return log
+    return split(log, share=part.share, seed=part.seed)[1]

@@ -2,10 +2,12 @@
 
 import hashlib
 import hmac
+import json
+import logging
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.core.exact import Floats, row_gaps
 from conformal_arbitrage.core.walk import Draw
-from conformal_arbitrage.errors import ConfigError, OptionError
+from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes
 
@@ -36,20 +38,34 @@ def _keyed(key: bytes) -> hmac.HMAC:
     return hmac.new(key, digestmod="sha256")
 
 
+def question_draw(key: bytes, context: str | None, actions: Sequence[str] | None, gaps: Sequence[float]) -> float:
+    """Return the draw of a question without an id: that of its text and actions, or of its gaps if it has no text.
+
+    The same question has the same draw. Ids and questions are hashed with keys of their own, so that no id can be made to
+    share the draw of a question.
+    """
+    content = ["scores", list(gaps)] if context is None else ["text", context, list(actions or ())]
+    return draw(hmac.digest(key, b"question v1", "sha256"), json.dumps(content))
+
+
 def draws(key: bytes, log: ScoreLog) -> Floats:
-    """Return one draw per row of a log, which must have ids."""
+    """Return one draw per row of a log."""
     return drawing(key, log)(np.arange(len(log)))
 
 
 def drawing(key: bytes, log: ScoreLog) -> Draw:
-    """Return what gives the draws of some rows of a log, which must have ids; a draw is dear."""
+    """Return the source of the draws of some rows of a log: by their ids or, without any, by their questions."""
     ids = log.id
-    if ids is None:
-        raise OptionError(
-            f'{log.source}: boundary="random" needs an `id` column, unique and fixed before the scores are known; '
-            "row numbers will not do"
-        )
-    return lambda rows: np.array([draw(key, id) for id in ids[rows].tolist()], dtype=np.float64)
+    if ids is not None:
+        return lambda rows: np.array([draw(key, id) for id in ids[rows].tolist()], dtype=np.float64)
+
+    def by_question(row: int) -> float:
+        menu = slice(int(log.offsets[row]), int(log.offsets[row + 1]))
+        context = None if log.context is None else str(log.context[row])
+        actions = None if log.actions is None else log.actions[menu].tolist()
+        return question_draw(key, context, actions, row_gaps(log.primary[menu].tolist(), digits=log.score_digits))
+
+    return lambda rows: np.array([by_question(row) for row in rows.tolist()], dtype=np.float64)
 
 
 # --- ProjectSecret ---
@@ -67,7 +83,26 @@ Purpose = Literal[
     "looking v1",
 ]
 SHORTEST_SECRET: Final = 16
-_REMEDY: Final = f"run `arbitrage init`, or set {VARIABLE} to a long random text"
+_REMEDY: Final = f"set {VARIABLE} to a long random text"
+_log = logging.getLogger("conformal_arbitrage")
+
+
+def user_folder() -> Path:
+    """Return the user's configuration directory of this package."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.environ.get("APPDATA") or "~/.config"
+    return Path(base).expanduser() / "conformal-arbitrage"
+
+
+def looks_folder() -> Path:
+    """Return where looks at logs are noted: beside the secret; in the user's directory if that is in the environment."""
+    folders = () if os.environ.get(VARIABLE) else _folders()
+    return next((folder for folder in folders if (folder / FILE).exists()), user_folder())
+
+
+def _folders() -> tuple[Path, ...]:
+    """Return the folders whose secret counts, the nearest first."""
+    here = Path.cwd()
+    return here, *here.parents, user_folder()
 
 
 def subkey(secret: bytes, purpose: Purpose) -> bytes:
@@ -77,7 +112,7 @@ def subkey(secret: bytes, purpose: Purpose) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSecret:
-    """The secret of a project.
+    """The secret that signs certificates and records, and makes the draws.
 
     Attributes:
         keys: the secret, and after a rotation its predecessors: the first signs and draws, all verify.
@@ -95,28 +130,38 @@ class ProjectSecret:
         texts = re.split(r"[,\s]+", text.strip(", \t\r\n"))
         if min(map(len, texts)) < SHORTEST_SECRET:
             raise ConfigError(f"{source}: a secret has {SHORTEST_SECRET} characters or more; {_REMEDY}")
-        return cls(tuple(one.encode() for one in texts))
+        return cls(tuple(secret.encode() for secret in texts))
 
     @classmethod
-    def search(cls, *folders: str | Path, environment: Mapping[str, str] | None = None) -> "ProjectSecret | None":
-        """Return the secret of the environment, otherwise that of the first folder with a file arbitrage.secret."""
-        text = (os.environ if environment is None else environment).get(VARIABLE)
-        if text:
+    def search(cls) -> "ProjectSecret | None":
+        """Return the secret by the rule of `find`, without making one.
+
+        Raises:
+            ConfigError: it cannot be read, or is short enough to be guessed.
+        """
+        if text := os.environ.get(VARIABLE):
             return cls.from_text(text, source=VARIABLE)
-        path = next((Path(folder) / FILE for folder in folders if (Path(folder) / FILE).exists()), None)
+        path = next((folder / FILE for folder in _folders() if (folder / FILE).exists()), None)
         return None if path is None else cls.from_text(_read(path), source=str(path))
 
     @classmethod
-    def find(cls, *folders: str | Path) -> "ProjectSecret":
-        """Return the project's secret, from the environment or from a folder; by default the current one.
+    def find(cls) -> "ProjectSecret":
+        """Return the secret that signs and draws, by the one rule for all commands, the API and the gateway.
+
+        It is the variable ARBITRAGE_SECRET; else the nearest file arbitrage.secret from the working directory upwards;
+        else the user's, in the user's configuration directory, which is made at the first need.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: it cannot be read or written, or is short enough to be guessed.
         """
-        secret = cls.search(*(folders or (".",)))
+        secret = cls.search()
         if secret is None:
-            places = ", ".join(str(Path(folder) / FILE) for folder in folders or (".",))
-            raise ConfigError(f"there is no project secret ({VARIABLE}, {places}); {_REMEDY}")
+            folder = user_folder()
+            secret = cls.create(folder)
+            _log.warning(
+                "a secret for you was written to %s (fingerprint %s): it signs your certificates; keep a copy",
+                folder / FILE, secret.id,
+            )  # fmt: skip
         return secret
 
     @classmethod
@@ -125,6 +170,10 @@ class ProjectSecret:
         path = Path(folder) / FILE
         draft = path.with_name(f".{FILE}.{secrets.token_hex(8)}")
         if not path.exists():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise ConfigError(f"{path.parent}: cannot be created ({error.strerror}); {_REMEDY}") from error
             write_bytes(draft, f"{secrets.token_hex(32)}\n".encode(), private=True)
             try:
                 os.link(draft, path)  # unlike a rename, keeps what another process has written meanwhile
@@ -137,7 +186,12 @@ class ProjectSecret:
     @property
     def id(self) -> str:
         """The fingerprint of the secret that signs and draws; the secret does not follow from it."""
-        return hmac.digest(self.keys[0], b"fingerprint v1", "sha256").hex()[:32]
+        return self.fingerprints[0]
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """The fingerprints of all secrets of a rotation, the newest first."""
+        return tuple(hmac.digest(key, b"fingerprint v1", "sha256").hex()[:32] for key in self.keys)
 
     @property
     def boundary_key(self) -> bytes:

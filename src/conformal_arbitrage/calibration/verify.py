@@ -3,15 +3,20 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from msgspec import Struct
 
-from conformal_arbitrage.calibration.calibrate import certify, certify_parts, engine_of
+from conformal_arbitrage.calibration.calibrate import certify
+from conformal_arbitrage.calibration.cascade import CascadeOptions, TunedChain, certify_chain, tune_chain
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions, group_source_of
-from conformal_arbitrage.calibration.forms import (
+from conformal_arbitrage.calibration.learned import Features
+from conformal_arbitrage.calibration.options import NET, CalibrationOptions, is_binarized
+from conformal_arbitrage.calibration.planning import certified_rows
+from conformal_arbitrage.calibration.promises import (
     Ancestry,
     ByGroup,
     CalibratedThreshold,
@@ -22,11 +27,12 @@ from conformal_arbitrage.calibration.forms import (
     Own,
     Threshold,
 )
-from conformal_arbitrage.calibration.learned import Features
-from conformal_arbitrage.calibration.options import NET, CalibrationOptions
-from conformal_arbitrage.core.exact import Integers
+from conformal_arbitrage.calibration.survey import has_ids
+from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.core.losses import Loss
+from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import Engine, PassProgress, ScorePart, ScoreParts, silent
 from conformal_arbitrage.scorelog.spark import SparkTable
@@ -81,7 +87,8 @@ class Decide:
     def __call__(self, part: ScorePart) -> DecisionCounts:
         """Decide every row."""
         by = [] if self.certificate.by is None else [self.certificate.by]
-        log = part.load([*by, *(["actions"] if self.folder is not None else [])])
+        drawn = ["context", "actions"] if self.certificate.boundary == "random" and "id" not in part.file.types else []
+        log = part.load([*by, *(["actions"] if self.folder is not None else []), *drawn])
         decisions = self.certificate.apply(log)
         if self.folder is not None:
             number = int(np.searchsorted(self.numbers, part.first))
@@ -137,6 +144,8 @@ def decide_parts(
         folder: where to write one file of decisions per part (part-00000.parquet, ...), in the order of the parts.
     """
     parts = log.parts()
+    if isinstance(log, SparkTable) and certificate.boundary == "random" and not has_ids(log):
+        log.gather('boundary="random" without ids')  # which it refuses
     if folder is not None:
         _refuse_mixture(Path(folder), log, len(parts))
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -170,6 +179,8 @@ def _summed(counts: Sequence[DecisionCounts]) -> DecisionCounts:
 # --- verify ---
 
 
+_TOLERANCE = 1e-6
+"""Between two fits of a cascade on different machines."""
 _MOST_REPLAYED = 2000
 """Rows on which the decisions of a learned score are compared: they take time, and equal arrays decide alike."""
 
@@ -198,7 +209,7 @@ class Verification:
 
 def verify(
     certificate: Certificate,
-    log: ScoreLog | ScoreParts | SparkTable,
+    log: ScoreLog | ScoreParts | SparkTable | CascadeLog,
     *,
     loss: Loss | None = None,
     engine: Engine | Executor | str | None = None,
@@ -208,7 +219,8 @@ def verify(
 
     Args:
         certificate: the certificate, with its key if it has one.
-        log: the log it was made from, in memory, in parts or in Spark; binarized here if the certificate says so.
+        log: the log it was made from, in memory, in parts or in Spark, binarized here if the certificate says so; or the
+            whole log of which `recommend` certified a part. Of a cascade, with the models that it was chosen among.
         loss: your own loss, if the certificate names one.
         engine: for a log in parts, where the work is done; by default threads on all cores.
         progress: is told about every pass over a log in parts.
@@ -216,19 +228,20 @@ def verify(
     Returns:
         An object with `ok` and `differences`, which is true if the certificate holds.
     """
+    if isinstance(log, CascadeLog):
+        return Verification(differences=differing(certificate, _recomputed_cascade(certificate, log)))
     certificate.refuse_cascade()
+    if isinstance(log, ScoreLog):
+        log = certified_rows(log, certificate.provenance.part)
     if (loss is not None) != isinstance(certificate.loss, Own):
         raise OptionError(
             f"the loss of this certificate is '{certificate.loss.name}'; "
             "from Python: verify(certificate, log, loss=THAT_FUNCTION)"
         )
     options = options_of(certificate, loss=loss)
-    if certificate.loss.binarized and (log.binary is None or log.binary is False):
+    if certificate.loss.binarized and not is_binarized(log):
         log = log.binarized()
-    if isinstance(log, ScoreParts | SparkTable):
-        recomputed = certify_parts(log, certificate.alpha, options, engine=engine_of(log, engine), progress=progress)
-    else:
-        recomputed = certify(log, certificate.alpha, options)
+    recomputed = certify(log, certificate.alpha, options, engine=engine, progress=progress)
     if certificate.ancestry is not None:
         recomputed = _in_place_of(certificate, certificate.ancestry, recomputed)
     pairs = differing(certificate, recomputed)
@@ -237,6 +250,42 @@ def verify(
             certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
         )
     return Verification(differences={name: pair for name, pair in pairs.items() if pair[0] != pair[1]})
+
+
+def _recomputed_cascade(certificate: Certificate, log: CascadeLog) -> Certificate:
+    """Recompute the certificate of a cascade: the split, the choice, the path and the stop.
+
+    Fitted numbers may differ in their last digits from one machine to another; the stop, and all that follows from it, is
+    recomputed to the bit with those of the certificate.
+    """
+    tuning, chain = certificate.path.tuning, certificate.path.chain
+    options = CascadeOptions(
+        key=certificate.secret(),
+        loss="net" if isinstance(certificate.loss, Net) else None,
+        chain=chain.models if tuning.fixed else None,
+        tuning_share=tuning.share,
+        seed=tuning.seed,
+        missing_guardian=certificate.loss.missing_guardian,
+    )
+    tuned = tune_chain(log, check_alpha(certificate.alpha, Fraction(1)), options)
+    stored = replace(tuned, chain=chain, estimates=tuning.estimates)
+    return certify_chain(log, certificate.alpha, options, stored if _are_close(tuned, stored) else tuned)
+
+
+def _are_close(tuned: TunedChain, stored: TunedChain) -> bool:
+    """Return whether two chains name the same models, with numbers that may come from the same rows."""
+    (names, numbers), (stored_names, stored_numbers) = _numbers(tuned), _numbers(stored)
+    if names != stored_names or numbers.shape != stored_numbers.shape:
+        return False
+    return bool(np.allclose(numbers, stored_numbers, rtol=_TOLERANCE, atol=_TOLERANCE))
+
+
+def _numbers(tuned: TunedChain) -> tuple[tuple[tuple[str, ...], ...], Floats]:
+    """Return the names in a tuned chain and its estimates, and all the numbers."""
+    estimates = sorted(tuned.estimates, key=lambda estimate: estimate.models)
+    names = (tuned.chain.models, *(estimate.models for estimate in estimates))
+    numbers = [x for row in (*tuned.chain.coefficients, *tuned.chain.corners) for x in row]
+    return names, np.array([*numbers, *(estimate.cost for estimate in estimates)])
 
 
 def differing(certificate: Certificate, recomputed: Certificate) -> dict[str, tuple[Any, Any]]:

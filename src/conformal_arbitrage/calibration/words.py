@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from math import sqrt
 
-from conformal_arbitrage.calibration.forms import (
+from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
+from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.promises import (
     Ancestry,
     Average,
     ByGroup,
@@ -23,10 +25,8 @@ from conformal_arbitrage.calibration.forms import (
     Step,
     Threshold,
 )
-from conformal_arbitrage.calibration.options import DialStop, GroupThreshold
-from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.core.learned import spendable_losses
 from conformal_arbitrage.core.losses import as_fraction
+from conformal_arbitrage.core.ridge import spendable_losses
 
 
 def guarantee(

@@ -6,18 +6,17 @@ import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from conformal_arbitrage.calibration.calibrate import calibrate
-from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade, verify_cascade
+from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import ON_THIS_LOG, Certificate, Decisions
-from conformal_arbitrage.calibration.forms import Cluster
 from conformal_arbitrage.calibration.learned import sidecar_path
 from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, sure_rows_needed
+from conformal_arbitrage.calibration.promises import Cluster
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.calibration.verify import (
     DecisionCounts,
@@ -27,7 +26,7 @@ from conformal_arbitrage.calibration.verify import (
     decisions_table,
     verify,
 )
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import options, sources
 from conformal_arbitrage.cli.output import print_facts, print_json, print_table, readable_width, warn, wrapped
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
@@ -35,7 +34,7 @@ from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import FILE, read_config
-from conformal_arbitrage.live.monitor import luck_words
+from conformal_arbitrage.live.service import luck_words
 from conformal_arbitrage.monitoring.lines import AuditPlan, plan_audits
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import repeats
@@ -45,7 +44,6 @@ from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import write_table, write_text
 
 CERTIFICATE = "certificate.json"
-_UNSIGNED = "It is unsigned, so `serve` refuses it: there is no project secret; `arbitrage init` writes one."
 
 
 @click.command("calibrate")
@@ -72,6 +70,7 @@ _UNSIGNED = "It is unsigned, so `serve` refuses it: there is no project secret; 
 @options.columns
 @options.engine_options
 @click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
+@options.force
 @options.as_json
 def calibrate_command(
     log: str,
@@ -102,93 +101,63 @@ def calibrate_command(
     arbitrage calibrate 's3://lake/scores/*.parquet' --alpha 0.05     a log in parts, of any size
     """
     options.refuse_same(log, output)
-    secret = options.project_secret(config, Path(), Path(output or log).parent)
+    secret = ProjectSecret.find()
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
-    del further["fixed_before"]  # `_finish` reads it
+    del further["fixed_before"], further["force"]  # `_finish` reads them
     learned = options.learned_options(further)
     loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
-    if options.take_options(further, "seed"):
-        path_scores, path_certificate = _calibrate_cascade(alpha, loss, secret)
-        path_certificate = _finish(path_certificate, path_scores, secret)
-        return _show_certificate(path_certificate, None, alpha, output, as_json=as_json)
-    scores = options.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
-    place = options.place_of(scores, further.pop("engine"), further.pop("jobs"))
-    drawing = _drawing(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
-    certificate = calibrate(
-        scores,
-        alpha,
-        guardian_sees=guardian_sees,
-        boundary=boundary,
-        loss=loss,
-        confidence=confidence,
-        zero_one=zero_one,
-        key=_key(secret, drawing) if drawing else None,
-        engine=place,
-        progress=tell_pass,
-        **learned,
-        **further,
-    )
-    _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
+    chain = options.chain_options(further, "seed")
+    if chain is not None:
+        scores: sources.AnyLog = sources.read_cascade(log, guardian_column, chain.pop("models"))
+        chain["missing_guardian"], place = further["missing_guardian"], None
+        certificate = calibrate_cascade(scores, alpha, key=secret.boundary_key, loss=loss, **chain)
+    else:
+        scores = sources.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
+        place = sources.place_of(scores, further.pop("engine"), further.pop("jobs"))
+        drawing = _takes_draws(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
+        certificate = calibrate(
+            scores,
+            alpha,
+            guardian_sees=guardian_sees,
+            boundary=boundary,
+            loss=loss,
+            confidence=confidence,
+            zero_one=zero_one,
+            key=secret.boundary_key if drawing else None,
+            engine=place,
+            progress=tell_pass,
+            **learned,
+            **further,
+        )
+        _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
     certificate = _finish(certificate, scores, secret)
     _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
 
 
-def _calibrate_cascade(alpha: str, loss: Any, secret: ProjectSecret | None) -> tuple[CascadeLog, Certificate]:
-    """Calibrate a cascade as the command line says."""
-    given = click.get_current_context().params
-    scores = options.read_cascade(given["log"], given["guardian_column"], given["models"])
-    certificate = calibrate_cascade(
-        scores,
-        alpha,
-        key=_key(secret, "--path"),
-        loss=loss,
-        chain=options.named(given["chain"]),
-        tuning_share=given["tuning_share"],
-        seed=given["seed"],
-        missing_guardian=given["missing_guardian"],
-    )
-    return scores, certificate
-
-
-def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSecret | None) -> Certificate:
+def _finish(certificate: Certificate, scores: sources.AnyLog, secret: ProjectSecret) -> Certificate:
     """Say in a certificate that its rows were looked at before, sign it and save it, as far as there is reason to.
 
     What comes out is shown, so it is noted as a look: another alpha for the same rows would be chosen by it.
     """
     given = click.get_current_context().params
-    log, config, output = given["log"], given["config"], given["output"]
+    output = given["output"]
     terms = None if certificate.is_cascade else calibration_terms(certificate)
-    looks = options.describe_looks(scores, log, config, fixed_before=given["fixed_before"], terms=terms)
+    lineage = sources.lineage_of(scores, certificate)
+    looks = sources.describe_looks(lineage, fixed_before=given["fixed_before"], terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
-    certificate = certificate if secret is None else certificate.sign(secret)
+    certificate = certificate.sign(secret)
     if output is not None:
+        sources.refuse_overwriting(output, certificate, force=given["force"])
         certificate.save(output)
-    if isinstance(scores, ScoreLog):
-        options.remember_look(scores, log, "calibrate", config=config, terms=terms)
+    sources.remember_look(lineage, "calibrate", terms=terms)
     return certificate
 
 
-def _drawing(loss: str | None, boundary: str, score: str, confidence: str | None) -> str | None:
-    """Return the option that takes draws, as a user knows it; None if none does."""
-    if score != "margin":
-        return f"--score {score}"
-    if boundary == "random":
-        return "--boundary random" if loss is None else "--loss net"
-    return None if confidence is None else "--confidence"
+def _takes_draws(loss: str | None, boundary: str, score: str, confidence: str | None) -> bool:
+    return score != "margin" or boundary == "random" or confidence is not None
 
 
-def _key(secret: ProjectSecret | None, drawing: str) -> bytes:
-    """Return the key behind the draws."""
-    if secret is None:
-        cheaper = "; if every loss is 0 or the bound, --zero-one needs none" if drawing == "--confidence" else ""
-        raise ConfigError(
-            f"{drawing} draws with the project's secret, and there is none here: run `arbitrage init`, which writes one, or "
-            f"set ARBITRAGE_SECRET to a long random text{cheaper}"
-        )
-    return secret.boundary_key
-
-
-def _warn_of_rows(scores: options.PairLog, config: str | None, *, clustered: bool) -> None:
+def _warn_of_rows(scores: sources.PairLog, config: str | None, *, clustered: bool) -> None:
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
     if isinstance(scores, SparkTable):
         return
@@ -236,8 +205,6 @@ def _show_certificate(
     learned = certificate.fit is not None
     beside = f" (its arrays: {sidecar_path(output)})" if learned else ""
     click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")
-    if not certificate.signed:
-        click.echo(_UNSIGNED)
 
 
 def _facts_of(certificate: Certificate) -> list[tuple[str, str]]:
@@ -259,8 +226,13 @@ def _rows_needed(certificate: Certificate) -> str:
     return f"{rows} rows are needed"
 
 
-def _use(certificate: Certificate, scores: options.PairLog, engine: Engine | None) -> dict[str, Any]:
-    """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost."""
+def _use(certificate: Certificate, scores: sources.AnyLog, engine: Engine | None) -> dict[str, Any] | None:
+    """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost.
+
+    The facts of a cascade say so already.
+    """
+    if isinstance(scores, CascadeLog):
+        return None
     cost = guardian = None
     if certificate.learned is not None:  # each row decided by the others, not also by its own loss
         deferred = certificate.learned.deferred
@@ -310,27 +282,17 @@ def verify_command(
     \b
     arbitrage verify certificate.json log.parquet
     """
-    loaded = options.load_certificate(certificate)
-    if loaded.is_cascade:
-        recompute = partial(_verify_cascade, loaded, log)
-    else:
-        columns = options.columns_of(loaded, primary_column, guardian_column)
-        scores = options.open_log(log, *columns, outcomes, engine, digest=loaded.evidence.log_sha256)
-        recompute = partial(verify, loaded, scores, engine=options.place_of(scores, engine, jobs), progress=tell_pass)
+    loaded = sources.load_certificate(certificate)
     try:
-        verification = recompute()
+        scores = sources.log_of(loaded, log, primary_column, guardian_column, outcomes, engine)
+        place = sources.place_of(scores, engine, jobs)
+        verification = verify(loaded, scores, engine=place, progress=tell_pass)
     except ScoreLogError as error:
         click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
         raise SystemExit(1) from error
     _show_verification(verification, certificate, log, as_json=as_json)
     if not verification.ok:
         raise SystemExit(1)
-
-
-def _verify_cascade(certificate: Certificate, log: str) -> Verification:
-    return verify_cascade(
-        certificate, CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.models)
-    )
 
 
 def _show_verification(verification: Verification, certificate: str, log: str, *, as_json: bool) -> None:
@@ -377,36 +339,42 @@ def apply_command(
     """
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
-    loaded = options.load_certificate(certificate)
+    loaded = sources.load_certificate(certificate)
     if loaded.is_cascade:
-        return _apply_cascade(loaded, log, output, as_json=as_json)
-    columns = options.columns_of(loaded, primary_column, guardian_column)
-    into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
-    scores = options.read_scores(log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file)
-    if _identities_differ(loaded, scores):
-        warn("the log was not made by the models this certificate was made with, so the guarantee may not hold for it")
-    counts = _decide(loaded, scores, options.place_of(scores, engine, jobs), output)
-    if counts.outside:
-        warn(f"rows without a guarantee: {counts.outside}; in the first, {counts.reason}")
-    summary = {
-        "rows": counts.rows,
-        "deferred": counts.deferred,
-        "candidates": counts.candidates / counts.rows,
-        "undecided": counts.undecided,
-    }
+        summary, sentences = _apply_cascade(loaded, log, output)
+    else:
+        columns = sources.columns_of(loaded, primary_column, guardian_column)
+        into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
+        scores = sources.read_scores(
+            log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file
+        )
+        summary, sentences = _apply_pair(loaded, scores, sources.place_of(scores, engine, jobs), output)
     if as_json:
         print_json(summary)
         return
-    share = 100 * summary["deferred"] / summary["rows"]
-    click.echo(f"{summary['rows']} rows: {summary['deferred']} go to the Guardian ({share:.1f} %).")
-    if summary["undecided"]:
-        click.echo(f"{summary['undecided']} of them have no Guardian score yet: ask it about the candidates listed.")
-    if output is not None:
-        click.echo(f"Written: {output}")
+    for sentence in [*sentences, *([] if output is None else [f"Written: {output}"])]:
+        click.echo(sentence)
 
 
-def _apply_cascade(certificate: Certificate, log: str, output: str | None, *, as_json: bool) -> None:
-    """Decide every row of a log with a cascade, and show who answers how often."""
+def _apply_pair(
+    certificate: Certificate, scores: ScoreLog | ScoreParts, engine: Engine | None, output: str | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Decide every row of a log of a pair; return what was counted, as a document and in words."""
+    if _identities_differ(certificate, scores):
+        warn("the log was not made by the models this certificate was made with, so the guarantee may not hold for it")
+    counts = _decide(certificate, scores, engine, output)
+    if counts.outside:
+        warn(f"rows without a guarantee: {counts.outside}; in the first, {counts.reason}")
+    share = 100 * counts.deferred / counts.rows
+    sentences = [f"{counts.rows} rows: {counts.deferred} go to the Guardian ({share:.1f} %)."]
+    if counts.undecided:
+        sentences.append(f"{counts.undecided} of them have no Guardian score yet: ask it about the candidates listed.")
+    means = {"candidates": counts.candidates / counts.rows, "undecided": counts.undecided}
+    return {"rows": counts.rows, "deferred": counts.deferred, **means}, sentences
+
+
+def _apply_cascade(certificate: Certificate, log: str, output: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Decide every row of a log with a cascade; return who answers how often, as a document and in words."""
     scores = CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.chain.models)
     decisions = apply_cascade(certificate, scores)
     names = [*certificate.path.chain.models, certificate.path.guardian]
@@ -415,13 +383,9 @@ def _apply_cascade(certificate: Certificate, log: str, output: str | None, *, as
         rows = zip(scores.id.tolist(), answered, decisions.cost.tolist(), strict=True)
         _write_lines(output, ({"id": id, "answered_by": name, "cost": cost} for id, name, cost in rows))
     counts = {name: answered.count(name) for name in names}
-    if as_json:
-        print_json({"rows": len(scores), "answered_by": counts, "cost": float(decisions.cost.mean())})
-        return
     shares = ", ".join(f"{name} {count} ({100 * count / len(scores):.1f} %)" for name, count in counts.items())
-    click.echo(f"{len(scores)} rows, answered by {shares}.")
-    if output is not None:
-        click.echo(f"Written: {output}")
+    summary = {"rows": len(scores), "answered_by": counts, "cost": float(decisions.cost.mean())}
+    return summary, [f"{len(scores)} rows, answered by {shares}."]
 
 
 def _decide(
@@ -461,7 +425,7 @@ def _identities_differ(certificate: Certificate, scores: ScoreLog | ScoreParts) 
     """Tell whether a log names other models than a bound certificate; an absent Guardian is not compared."""
     if not isinstance(certificate.identities, dict):
         return False
-    roles = ("primary",) if options.lacks_guardian(scores) else ("primary", "guardian")
+    roles = ("primary",) if sources.lacks_guardian(scores) else ("primary", "guardian")
     known = scores.identities or {}
     pairs = zip(roles, scores.columns, strict=False)
     return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)
@@ -497,7 +461,7 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
     \b
     arbitrage certificate show certificate.json
     """
-    loaded = options.load_certificate(certificate)
+    loaded = sources.load_certificate(certificate)
     if as_json:
         print_json(loaded.to_dict(with_arrays=with_arrays))
         return
@@ -519,15 +483,9 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95 --dial -o certificate.json
     arbitrage certificate choose certificate.json --alpha 0.03
     """
-    loaded = options.load_pair_certificate(certificate)
-    secret = options.project_secret(None, Path(certificate).parent, Path())
-    if loaded.signed and secret is None:
-        raise ConfigError(
-            f"{certificate} is signed, and the project's secret that would sign the choice is not here; run this where "
-            "ARBITRAGE_SECRET or arbitrage.secret is"
-        )
+    loaded = sources.load_pair_certificate(certificate)
     chosen = loaded.choose(alpha)
-    chosen = chosen.sign(secret) if loaded.signed and secret is not None else chosen
+    chosen = chosen.sign(ProjectSecret.find()) if loaded.signed else chosen
     chosen.save(output or certificate)
     if chosen.alpha != alpha:
         stops = ", ".join(f"{stop.alpha:g}" for stop in loaded.dial or ())
@@ -581,6 +539,8 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
     "-o", "--output", metavar="FILE",
     help=f"Write the route plan to this file, and {CERTIFICATE} beside it.  [default: write nothing]",
 )  # fmt: skip
+@click.option("--certified", metavar="FILE", help="Write the rows that are certified to this score log.")
+@options.force
 @options.as_json
 def recommend_command(
     log: str | None,
@@ -589,6 +549,8 @@ def recommend_command(
     config: str | None,
     fixed_before: bool,
     output: str | None,
+    certified: str | None,
+    force: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -601,24 +563,29 @@ def recommend_command(
     plan, folder = _plan(log, plan_file, config, output, settings)
     source = plan.source(folder)
     options.refuse_same(source, output)
-    secret = options.project_secret(config, Path(), folder, Path(source).parent)
+    options.refuse_same(source, certified)
+    secret = ProjectSecret.find()
     logs = plan.logs(folder)
     if plan.sample is not None:
         warn(f"from {len(logs[0]):,} rows: {logs[0].source}")
-    recommendation = plan.recommend(logs, None if secret is None else secret.boundary_key)
+    recommendation = plan.recommend(logs, secret.boundary_key)
     certificate, terms = recommendation.certificate, calibration_terms(recommendation.certificate)
-    looks = options.describe_looks(recommendation.certified, source, config, fixed_before=fixed_before, terms=terms)
+    looks = sources.describe_looks(recommendation.certified.lineage(), fixed_before=fixed_before, terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
-    certificate = certificate if secret is None else certificate.sign(secret)
-    options.remember_look(recommendation.tuning, source, "recommend", config=config)
-    options.remember_look(recommendation.certified, source, "recommend", config=config, terms=terms)
+    certificate = certificate.sign(secret)
+    sources.remember_look(recommendation.tuning.lineage(), "recommend")
+    sources.remember_look(recommendation.certified.lineage(), "recommend", terms=terms)
     for problem in repeats(recommendation.certified).problems():
         warn(problem)
     done = plan.with_result(recommendation)
     if output is not None:
-        certificate.save(Path(output).with_name(CERTIFICATE))
+        beside = Path(output).with_name(CERTIFICATE)
+        sources.refuse_overwriting(beside, certificate, force=force)
+        certificate.save(beside)
         done.write(output)
-    _show(replace(recommendation, certificate=certificate), done, folder, output, as_json=as_json)
+    if certified is not None:
+        recommendation.certified.write(certified)
+    _show(replace(recommendation, certificate=certificate), done, folder, output, certified, as_json=as_json)
     _compare(plan, done)
 
 
@@ -638,7 +605,7 @@ def _plan(
         raise click.UsageError("give the score log, or --from with a route plan that names it")
     folder = Path(output).parent if output is not None else Path()
     settings["alpha"] = settings["alpha"] or repr(options.read_configured(config).alpha)
-    settings["sample"] = options.sample_of(log, settings["sample"])
+    settings["sample"] = sources.sample_of(log, settings["sample"])
     return RoutePlan(log=_relative(log, folder), **settings), folder
 
 
@@ -656,14 +623,23 @@ def _compare(plan: RoutePlan, done: RoutePlan) -> None:
         raise SystemExit(1)
 
 
-def _show(recommendation: Recommendation, plan: RoutePlan, folder: Path, output: str | None, *, as_json: bool) -> None:
+def _show(
+    recommendation: Recommendation,
+    plan: RoutePlan,
+    folder: Path,
+    output: str | None,
+    certified: str | None,
+    *,
+    as_json: bool,
+) -> None:
     certificate = CERTIFICATE if output is None else str(Path(output).with_name(CERTIFICATE))
     commands = plan.commands(folder, certificate)
     if as_json:
         print_json(recommendation.to_dict() | {"commands": commands})
         return
     print_facts(recommendation.facts())
-    print_table(*recommendation.table(), title="\nWhat each option would cost, on the rows to choose on")
+    click.echo(wrapped(recommendation.comparison.verdict))
+    print_table(*recommendation.table(), title="\nThe options, on the rows to choose on")
     lines = [recommendation.why_this_loss(), recommendation.more_rows(), *_left_out(recommendation)]
     for line in lines:
         click.echo(wrapped(line))
@@ -671,9 +647,13 @@ def _show(recommendation: Recommendation, plan: RoutePlan, folder: Path, output:
     if output is not None:
         files = _written(recommendation, output, certificate)
         click.echo(wrapped(f"Written: {files}, with the whole guarantee and its conditions."))
-        if not recommendation.certificate.signed:
-            click.echo(wrapped(_UNSIGNED))
+        verify_it = shlex.join(["arbitrage", "verify", certificate, plan.source(folder)])
+        click.echo(wrapped(f"`{verify_it}` finds the certified rows by the recorded split."))
+    if certified is not None:
+        click.echo(f"Written: {certified}, the {len(recommendation.certified)} rows that are certified.")
     click.echo("\n".join(["By hand:", *map(_wrapped_command, commands)]))
+    if output is not None:
+        click.echo(f"\nFor a gateway, in arbitrage.toml:\n\n{recommendation.policy_section(certificate)}")
 
 
 def _written(recommendation: Recommendation, output: str, certificate: str) -> str:
@@ -701,7 +681,7 @@ def _left_out(recommendation: Recommendation) -> list[str]:
 
 
 @click.command("plan")
-@click.option("--alpha", metavar="A", help="The risk budget.  [default: as configured]")
+@options.alpha
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
 @click.option("--loss-bound", default="1", show_default=True, metavar="B", help="Largest possible loss.")
 @click.option("--rows", multiple=True, type=int, metavar="N", help="Report on this number of rows; may be repeated.")

@@ -124,6 +124,8 @@ def demo_command(*, out: str, console: bool, as_json: bool) -> None:
     click.echo("\n6. The model becomes worse, and nobody is told   arbitrage simulate\n")
     show_simulation(demo.simulation)
     click.echo("\n" + wrapped("Written: " + ", ".join(demo.files)))
+    if console:
+        click.echo(CONSOLE_TOUR.format(config=Path(out) / FILE))
 
 
 def _describe_served(served: Served | None) -> str:
@@ -151,7 +153,7 @@ def run_demo(out: str | Path) -> Demo:
     write_bytes(path, (files("conformal_arbitrage") / "data" / "science.parquet").read_bytes())
     log = ScoreLog.read(path, primary="qwen15b", guardian="expert")
     poor = ScoreLog.read(path, primary="smollm2", guardian="qwen15b")
-    secret = ProjectSecret.search(folder) or ProjectSecret.create(folder)
+    secret = ProjectSecret.find()
     costs = CostOptions(primary_cost=PRIMARY_COST, guardian_cost=GUARDIAN_COST)
     frontier = evaluate(log, ALPHAS, calibration_size=1000, trials=TRIALS, costs=costs)
     certificate = calibrate(log, ALPHA).sign(secret)
@@ -196,7 +198,7 @@ def write_gateway(folder: Path, log: ScoreLog) -> None:
     columns = {role: ReplayScorer.read(folder / "science.parquet", role) for role in log.columns}
     rows = np.random.default_rng(0).permutation(len(log))[:CALIBRATION]
     bound = replace(log.select(np.sort(rows)), identities={name: dict(s.identity) for name, s in columns.items()})
-    calibrate(bound, ALPHA).sign(ProjectSecret.find(folder)).save(folder / "gateway.json")
+    calibrate(bound, ALPHA).sign(ProjectSecret.find()).save(folder / "gateway.json")
     write_text(folder / "arbitrage.toml", CONFIGURATION)
 
 
@@ -291,6 +293,8 @@ certificate = "gateway.json"
 
 FILE = "console.toml"
 _CALIBRATION, _QUESTIONS, _HARDER, _WRONG = 1000, 1200, 260, 60
+_SINCE = 240
+"""Questions after the alarm, more than the 199 that a renewal after it takes."""
 _AT_ONCE = 16
 _SECONDS = 30.0
 _STEP = 0.2
@@ -309,29 +313,32 @@ def fill_console(folder: Path) -> Path:
     columns = {role: ReplayScorer.read(path, role) for role in log.columns}
     bound = replace(log, identities={name: dict(scorer.identity) for name, scorer in columns.items()})
     order = np.random.default_rng(1).permutation(len(log))
-    easy, hard = _by_difficulty(log)
-    secret = ProjectSecret.find(folder)
+    easy, hard, others = _by_difficulty(log)
+    secret = ProjectSecret.find()
     for name, rows in (("science", order[:_CALIBRATION]), ("exams", easy[:_CALIBRATION])):
         calibrate(bound.select(np.sort(rows)), ALPHA).sign(secret).save(folder / f"{name}.json")
     texts, scores = [text for text, _ in LETTERS], [list(each) for _, each in LETTERS]
     ScoreLog.from_arrays(scores, scores, id=texts).write(folder / "letters.parquet")
     write_text(folder / "assistants.py", ASSISTANTS)
     write_text(config, CONSOLE_CONFIGURATION)
-    traffic = {"science": order[_CALIBRATION:][:_QUESTIONS].tolist(), "exams": hard.tolist()}
+    science = order[_CALIBRATION:][:_QUESTIONS]
+    traffic = [("science", science), ("exams", hard), ("exams", others[:_SINCE])]
     asyncio.run(_fill(config, log, traffic))
     return config
 
 
-def _by_difficulty(log: ScoreLog) -> tuple[Any, Any]:
-    """Return rows of which the Primary gets nearly all right, and others of which it gets half wrong."""
+def _by_difficulty(log: ScoreLog) -> tuple[Any, Any, Any]:
+    """Return rows of which the Primary gets nearly all right, others of which it gets half wrong, and the rest."""
     rng = np.random.default_rng(2)
     right = np.array([int(np.argmax(log.row(row).primary)) for row in range(len(log))]) == log.label
     easy, wrong = rng.permutation(np.flatnonzero(right)), rng.permutation(np.flatnonzero(~right))
     mostly_easy = np.concatenate([easy[: _CALIBRATION - _WRONG], wrong[:_WRONG]])
-    return mostly_easy, rng.permutation(np.concatenate([wrong[_WRONG:][: _HARDER // 2], easy[-_HARDER // 2 :]]))
+    harder = rng.permutation(np.concatenate([wrong[_WRONG:][: _HARDER // 2], easy[-_HARDER // 2 :]]))
+    rest = np.setdiff1d(np.arange(len(log)), np.concatenate([mostly_easy, harder]))
+    return mostly_easy, harder, rng.permutation(rest)
 
 
-async def _fill(config: Path, log: ScoreLog, traffic: dict[str, Sequence[int]]) -> None:
+async def _fill(config: Path, log: ScoreLog, traffic: Sequence[tuple[str, Any]]) -> None:
     """Send questions to a gateway over the configuration's own record."""
     import aiohttp
 
@@ -340,9 +347,9 @@ async def _fill(config: Path, log: ScoreLog, traffic: dict[str, Sequence[int]]) 
     whole = read_config(config)
     listening = structs.replace(whole, gateway=structs.replace(whole.gateway, port=0))
     async with running(listening) as (url, _), aiohttp.ClientSession(url) as session:
-        for policy, rows in traffic.items():
+        for policy, rows in traffic:
             for start in range(0, len(rows), _AT_ONCE):
-                batch = rows[start : start + _AT_ONCE]
+                batch = rows[start : start + _AT_ONCE].tolist()
                 await asyncio.gather(*(ask_gateway(session, log, row, policy) for row in batch))
             await _settled(session, policy)
         await asyncio.gather(*(_write_letter(session, text) for text, _ in LETTERS))
@@ -427,6 +434,18 @@ class Assistant:
 
 quick, thorough = Assistant("quick assistant", 0), Assistant("thorough assistant", 1)
 """
+
+CONSOLE_TOUR = """
+The console:  arbitrage serve --config {config}, then open the address it prints.
+There is no key yet, so nobody has to sign in on this machine; `arbitrage keys create --config {config}` ends that.
+  exams      is red: its questions became harder than those it was certified on. Click it to see when and how surely; it
+             defers every question until you lift the alarm there. 24 hours after the alarm, when all outcomes are in, its
+             240 later questions are enough for `arbitrage renew exams --config {config}`.
+  science    keeps its promise. Move the slider on its page to see what other budgets would cost.
+  Review     has letters for the support team, and answers to grade; press a number.
+  Decisions  lists every question: click one to see who decided it and why.
+"""
+"""What to click, after the demo has filled a console."""
 
 CONSOLE_CONFIGURATION = f"""\
 # For `arbitrage serve --config console.toml`: the bundled questions, letters that people answer, and answers that they

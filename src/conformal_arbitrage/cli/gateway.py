@@ -14,13 +14,13 @@ import click
 import msgspec
 from msgspec.structs import asdict
 
+from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.models import ProgressBar, show_estimate
 from conformal_arbitrage.cli.output import (
-    ProgressBar,
     print_facts,
     print_json,
     print_table,
-    show_estimate,
     warn,
     wrapped,
 )
@@ -28,11 +28,10 @@ from conformal_arbitrage.collecting import renewal
 from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estimate_grading, grade_records, read_backlog
 from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, score_log_of, write_record_parts
 from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
-from conformal_arbitrage.errors import ConfigError, DamagedError, OutputError, StoreError
+from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
 from conformal_arbitrage.live.check import grader_change
-from conformal_arbitrage.live.config import Config, read_config
-from conformal_arbitrage.live.database import database_of, existing_secret
-from conformal_arbitrage.live.webhooks import send_test, webhooks_of
+from conformal_arbitrage.live.config import Config, read_config, webhooks_of
+from conformal_arbitrage.live.database import database_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
@@ -215,32 +214,29 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
     arbitrage records verify --head head-2026-01-31.json
     """
     head = None if copy is None else _read_head(copy)
-    signed, problems = _verified(config, head)
+    problems = _verified(config, head)
     events = None if head is None else sum(number for number, _ in head.writers.values())
     if as_json:
-        document = {"ok": not problems, "problems": problems, "signatures_checked": signed, "head_events": events}
+        document = {"ok": not problems, "problems": problems, "head_events": events}
         print_json(document)
     else:
         click.echo("\n".join(problems) or "The hash chains are intact.")
     if head is not None and not as_json:
         outcome = "the record does not agree with it" if problems else "the record still accounts for all of them"
         click.echo(f"Compared with {copy} of {when(head.at)}, which covers {events} events: {outcome}.")
-    if not signed:
-        warn("there is no project secret here, so signatures were not checked; set ARBITRAGE_SECRET")
     if problems:
         raise SystemExit(1)
 
 
-def _verified(config: str, copy: Head | None) -> tuple[bool, list[str]]:
-    """Return whether signatures could be checked, and what is wrong with the configured store; a damaged file is a fault."""
-    configuration = read_config(config)
-    signed, database = existing_secret(configuration) is not None, database_of(configuration)
+def _verified(config: str, copy: Head | None) -> list[str]:
+    """Return what is wrong with the configured store; a damaged file is a fault."""
+    database = database_of(read_config(config))
     if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
-        return signed, [f"{database}: there is no database, or it is empty; restore a backup"]
+        return [f"{database}: there is no database, or it is empty; restore a backup"]
     try:
-        return signed, options.with_store(config, lambda store: integrity.verify(store, copy))
+        return options.with_store(config, lambda store: integrity.verify(store, copy))
     except DamagedError as error:
-        return signed, [str(error)]
+        return [str(error)]
 
 
 def _read_head(path: str) -> Head:
@@ -355,10 +351,10 @@ def records_export_command(
         raise click.UsageError(f"--rows-per-file is for a folder of files: give -o {output}/")
     configuration = read_config(config)
     known = policy in configuration.policies
-    from conformal_arbitrage.gateway.gateway import identities_of, secret_of
+    from conformal_arbitrage.gateway.gateway import identities_of
 
     identities = identities_of(configuration, policy) if known else None
-    wanted = LookingPart(secret_of(configuration).keys).is_unseen if unseen else None
+    wanted = LookingPart(ProjectSecret.find().keys).is_unseen if unseen else None
     window = TimeWindow(since=since, until=until, wanted=wanted)
     if identities is not None and configuration.policies[policy].cascade:
         if in_files or window != TimeWindow():
@@ -692,7 +688,7 @@ def webhooks_test_command(names: tuple[str, ...], *, config: str, as_json: bool)
 
 async def _send_tests(webhooks: list[WebhookEndpoint]) -> list[dict[str, Any]]:
     try:
-        attempts = await asyncio.gather(*map(send_test, webhooks))
+        attempts = await asyncio.gather(*[webhook.send_test() for webhook in webhooks])
     finally:
         for webhook in webhooks:
             await webhook.close()
@@ -790,13 +786,7 @@ def _target(config: str, policy: str) -> RenewablePolicy:
 
     configuration = read_config(config)
     identities = identities_of(configuration, policy)
-    secret = existing_secret(configuration)
-    if secret is None:
-        raise ConfigError(
-            "a renewed certificate is signed with the project's secret, and there is none here; run this where "
-            "ARBITRAGE_SECRET or arbitrage.secret is"
-        )
-    return renewable(configuration, policy, identities, secret)
+    return renewable(configuration, policy, identities, ProjectSecret.find())
 
 
 async def _outlook(store: Store, target: RenewablePolicy) -> Outlook:

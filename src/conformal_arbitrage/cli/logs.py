@@ -11,8 +11,8 @@ from conformal_arbitrage import experiments
 from conformal_arbitrage.calibration.learned import Features
 from conformal_arbitrage.calibration.learning import learn
 from conformal_arbitrage.calibration.planning import split
-from conformal_arbitrage.calibration.secret import ProjectSecret
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import options, sources
+from conformal_arbitrage.cli.models import progress_line, show_estimate
 from conformal_arbitrage.cli.output import (
     name_left_out,
     print_facts,
@@ -21,11 +21,9 @@ from conformal_arbitrage.cli.output import (
     print_progress,
     print_table,
     screen_width,
-    show_estimate,
     warn,
     wrapped,
 )
-from conformal_arbitrage.collecting.collect import Progress
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.evaluation import show
 from conformal_arbitrage.evaluation import simulation as simulation_report
@@ -33,7 +31,7 @@ from conformal_arbitrage.evaluation.assessment import Assessment, assess, withou
 from conformal_arbitrage.evaluation.compare import compare
 from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate, evaluate_cascade
-from conformal_arbitrage.evaluation.inspection import Inspection, inspect
+from conformal_arbitrage.evaluation.inspection import Inspection, inspect, rows_to_choose_on
 from conformal_arbitrage.evaluation.show import save_comparison, save_figure, save_simulation
 from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simulate
 from conformal_arbitrage.experiments import parts_of
@@ -52,9 +50,8 @@ from conformal_arbitrage.importing import (
 from conformal_arbitrage.importing.quickstart import QuickStart, quick_start
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
-from conformal_arbitrage.models.wrappers import dollars
-from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.tables import file_format, write_text
+from conformal_arbitrage.scorelog.log import LEVELS, ScoreLog, read_confidence
+from conformal_arbitrage.scorelog.tables import Table, file_format, write_text
 
 _WIDTH_WITH_SPREAD = 160
 """Columns of a terminal from which each mean has its standard error beside it."""
@@ -67,6 +64,7 @@ _ASK = """What do you have?
   csv        a table with scores of both models, recorded earlier (CSV, Parquet, JSON Lines)
   endpoints  two models to ask, and questions
   eval       two runs of an evaluation tool (lm-eval, inspect, a batch of the OpenAI API)"""
+_ALPHA = "How much worse than the Guardian may answers be, on average? (0.05: 5 points)"
 _FILES = {
     "csv": "Which table?",
     "endpoints": "Which file has the questions? (- if there is none yet)",
@@ -77,28 +75,31 @@ _FILES = {
 @click.command("quickstart")
 @click.argument("files", nargs=-1)
 @click.option("--have", type=click.Choice(["csv", "endpoints", "eval"]), help="What you have; asked if not given.")
-@click.option("--alpha", type=float, default=0.05, show_default=True, help="The risk budget.")
+@click.option(
+    "--alpha", type=options.SHARE, help="The risk budget, such as 0.05 or 5%; asked if not given.  [default: 0.05]"
+)
 @click.option("--yes", is_flag=True, help="Ask nothing: FILES and --have say it all.  [default of --have: csv]")
 @click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration.")
 @click.option("--force", is_flag=True, help="Overwrite an existing configuration.")
 @options.as_json
 def quickstart_command(
-    *, files: tuple[str, ...], have: str | None, alpha: float, yes: bool, output: str, force: bool, as_json: bool
+    *, files: tuple[str, ...], have: str | None, alpha: str | None, yes: bool, output: str, force: bool, as_json: bool
 ) -> None:
-    """Ask what you have, write a configuration, and say what to run next.
+    """Ask what you have and say what to run next; write a configuration for endpoints.
 
     \b
     arbitrage quickstart
     arbitrage quickstart --yes scores.csv
     arbitrage quickstart --yes --have eval runs/small runs/large
     """
-    if Path(output).exists() and not force:
-        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
     kind: Any = have or ("csv" if yes else _ask_kind())
     named = files or (() if yes else _ask_files(kind))
-    start = quick_start(kind, named, alpha=alpha, config=output)
-    write_text(output, start.configuration)
-    ProjectSecret.create(Path(output).parent)
+    budget = alpha or ("0.05" if yes else click.prompt(_ALPHA, type=options.SHARE, default="0.05"))
+    start = quick_start(kind, named, alpha=budget, config=output)
+    if start.configuration is not None:
+        if Path(output).exists() and not force:
+            raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
+        write_text(output, start.configuration)
     _show_start(start, output, as_json=as_json)
 
 
@@ -114,14 +115,12 @@ def _ask_files(kind: str) -> tuple[str, ...]:
 
 def _show_start(start: QuickStart, output: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({"found": start.found, "configuration": output, "commands": list(start.commands)})
+        written = None if start.configuration is None else output
+        print_json({"found": start.found, "configuration": written, "commands": list(start.commands)})
         return
     click.echo(wrapped(f"Found: {start.found}."))
-    click.echo(
-        wrapped(
-            f"Written: {output}, and the project's secret beside it: keep that out of version control, and back it up."
-        )
-    )
+    if start.configuration is not None:
+        click.echo(f"Written: {output}")
     click.echo("Next:\n  " + "\n  ".join(start.commands))
 
 
@@ -309,6 +308,13 @@ def _report(imported: Imported, output: str, *, as_json: bool) -> None:
     click.echo(f"Next: arbitrage inspect {output}")
 
 
+_CONVERTED = {
+    "words": ", ".join(f"{value:g} for {word}" for word, value in LEVELS.items()),
+    "percentages": "shares from 0 to 1",
+    "log-probabilities": "probabilities (e to that power)",
+}
+
+
 @click.command("router-log")
 @click.argument("outcomes")
 @click.option(
@@ -319,24 +325,35 @@ def _report(imported: Imported, output: str, *, as_json: bool) -> None:
 )
 @click.option("--primary-grade", required=True, metavar="COL", help="Column of the Primary's grade, in [0, 1].")
 @click.option("--guardian-grade", required=True, metavar="COL", help="Column of the Guardian's grade, in [0, 1].")
+@click.option("--id", "id_column", default="id", show_default=True, metavar="COL", help="Column that names each row.")
 @_output
 def router_log_command(
-    outcomes: str, *, confidence: str, primary_grade: str, guardian_grade: str, output: str, as_json: bool
+    outcomes: str,
+    *,
+    confidence: str,
+    primary_grade: str,
+    guardian_grade: str,
+    id_column: str,
+    output: str,
+    as_json: bool,
 ) -> None:
     """Turn any table of router scores and outcomes into a score log.
 
-    The columns id, group, context, primary_cost and guardian_cost are kept.
+    The columns group, context, primary_cost and guardian_cost are kept, and what --id names.
 
     \b
     arbitrage router-log runs.csv --confidence score --primary-grade small_ok \\
         --guardian-grade big_ok -o log.parquet
     """
     log = ScoreLog.read_router(
-        outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade
+        outcomes, confidence=confidence, primary_grade=primary_grade, guardian_grade=guardian_grade, id=id_column
     )
     log.write(output)
+    with Table(outcomes) as table:
+        _, held = read_confidence(table, confidence)
     summary = {
         "rows": len(log),
+        "confidence_from": held,
         "no_confidence_rows": int(log.no_opinion.sum()),
         "ungraded_rows": int(log.missing.sum()),
         "output": output,
@@ -345,6 +362,10 @@ def router_log_command(
         print_json(summary)
     else:
         click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
+        if held:
+            click.echo(
+                wrapped(f"{confidence} holds {held}; the log has {_CONVERTED[held]}: convert later ones likewise.")
+            )
 
 
 # --- inspect, split, learn and assess ---
@@ -375,13 +396,12 @@ def inspect_command(
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     inspection = inspect(scores, loss_bound=loss_bound, **costs)
-    if options.in_parts(log):
-        inspection = inspection.with_counts(
-            options.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
-        )
-    options.remember_look(scores, log, "inspect")
+    if sources.in_parts(log):
+        counts = sources.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+        inspection = inspection.with_counts(counts, log)
+    sources.remember_look(rows_to_choose_on(scores).lineage(), "inspect")
     if as_json:
         print_json(inspection.to_dict())
     else:
@@ -393,7 +413,8 @@ def show_inspection(inspection: Inspection) -> None:
     print_facts(inspection.facts())
     if inspection.budgets:
         header, rows = inspection.budget_table()
-        print_table(header, rows, title="What a budget buys on this log (the Guardian sees all)")
+        which = f"{inspection.budget_rows} rows, those that `recommend` sets aside for choosing"
+        print_table(header, rows, title=f"How often each budget asks the Guardian, estimated on {which}")
     click.echo(wrapped(inspection.verdict))
     for problem in inspection.problems:
         click.echo(f"  note: {problem}")
@@ -431,7 +452,7 @@ def split_command(
     for one, other in ((log, explore), (log, certify), (explore, certify)):
         options.refuse_same(one, other)
         file_format(Path(other))
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
+    scores = sources.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
     parts = split(scores, share=share, seed=seed)
     for part, path in zip(parts, (explore, certify), strict=True):
         part.write(path)
@@ -483,7 +504,7 @@ def learn_command(
     arbitrage calibrate scored.parquet --alpha 0.05 --loss net -o certificate.json
     """
     options.refuse_same(log, output)
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
     features = Features(menu_size=menu_size, text=text)
     learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
@@ -521,14 +542,14 @@ def assess_command(
     \b
     arbitrage assess certificate.json new-rows.parquet
     """
-    loaded = options.load_pair_certificate(certificate)
-    scores = options.read_log(
-        log, *options.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
+    loaded = sources.load_pair_certificate(certificate)
+    scores = sources.read_log(
+        log, *sources.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
     )
     assessment = assess(loaded, scores, confidence=confidence, **costs)
-    if options.made_from(loaded, log, primary_column, guardian_column):
+    if sources.made_from(loaded, log, primary_column, guardian_column):
         assessment = without_verdict(assessment)
-    options.remember_look(scores, log, "assess")
+    sources.remember_look(scores.lineage(), "assess")
     if as_json:
         print_json(assessment.to_dict())
     else:
@@ -607,13 +628,14 @@ def evaluate_command(
     """
     learned = options.learned_options(sweep)
     kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
-    if options.take_options(sweep):
-        return _evaluate_cascade(kind)
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    chain = options.chain_options(sweep)
+    if chain is not None:
+        return _evaluate_cascade(log, alphas, form, loss=kind, guardian=guardian_column, chain=chain, sweep=sweep)
+    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
-    options.remember_look(scores, log, "evaluate")
+    sources.remember_look(scores.lineage(), "evaluate")
     if form == "json":
         print_json(frontier.to_dict(per_trial=per_trial))
     else:
@@ -622,26 +644,24 @@ def evaluate_command(
         click.echo(f"Written: {figure}")
 
 
-def _evaluate_cascade(loss: Any) -> None:
-    """Run held-out trials of a cascade as the command line says, and show what they cost and lose."""
-    given = click.get_current_context().params
-    if given["form"] not in (None, "json"):
-        raise click.UsageError(f"trials of a cascade are printed as a table or with --json, not with --{given['form']}")
-    scores = options.read_cascade(given["log"], given["guardian_column"], given["models"])
-    evaluation = evaluate_cascade(
-        scores,
-        given["alphas"],
-        calibration_size=given["calibration_size"],
-        test_size=given["test_size"],
-        trials=given["trials"],
-        seed=given["seed"],
-        loss=loss,
-        chain=options.named(given["chain"]),
-        tuning_share=given["tuning_share"],
-        missing_guardian=given["missing_guardian"],
-    )
-    options.remember_look(scores, given["log"], "evaluate")
-    if given["form"] == "json":
+def _evaluate_cascade(
+    log: str,
+    alphas: tuple[str, ...],
+    form: str | None,
+    *,
+    loss: Any,
+    guardian: str | None,
+    chain: dict[str, Any],
+    sweep: dict[str, Any],
+) -> None:
+    """Run held-out trials of a cascade, and show what they cost and lose."""
+    if form not in (None, "json"):
+        raise click.UsageError(f"trials of a cascade are printed as a table or with --json, not with --{form}")
+    scores = sources.read_cascade(log, guardian, chain.pop("models"))
+    names = ("calibration_size", "test_size", "trials", "seed", "missing_guardian")
+    evaluation = evaluate_cascade(scores, alphas, loss=loss, **chain, **{name: sweep[name] for name in names})
+    sources.remember_look(scores.lineage(), "evaluate")
+    if form == "json":
         print_json(evaluation.to_dict())
         return
     header = ["alpha", "loss", "trials over alpha", "cost / Guardian alone", "Guardian answers", "chains chosen"]
@@ -725,9 +745,9 @@ def compare_command(
     \b
     arbitrage compare log.parquet --alpha 0.05 --splits 200 --plot compare.png
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     comparison = compare(scores, alphas, progress=None if as_json else print_progress, **settings)
-    options.remember_look(scores, log, "compare")
+    sources.remember_look(scores.lineage(), "compare")
     if figure is not None:
         save_comparison(comparison, figure, alpha=comparison.rules[0].alpha)
     if as_json:
@@ -749,7 +769,7 @@ def compare_command(
 
 @click.command("simulate")
 @click.argument("log")
-@click.option("--alpha", required=True, metavar="A", help="The risk budget.")
+@click.option("--alpha", type=options.SHARE, required=True, metavar="A", help="The risk budget, such as 0.05 or 5%.")
 @click.option("--decisions", type=int, default=100_000, show_default=True, metavar="N", help="Decisions to simulate.")
 @click.option(
     "--shift", type=float, default=3.0, show_default=True, metavar="F",
@@ -807,7 +827,7 @@ def simulate_command(
     \b
     arbitrage simulate log.parquet --alpha 0.05 --confidence 0.95 --shift 3 --plot simulation.png
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     costs = CostOptions(
         primary_cost=primary_cost,
         guardian_cost=guardian_cost,
@@ -827,7 +847,7 @@ def simulate_command(
     )
     if figure is not None:
         save_simulation(simulation, figure)
-    options.remember_look(scores, log, "simulate")
+    sources.remember_look(scores.lineage(), "simulate")
     if as_json:
         print_json(simulation.to_dict())
         return
@@ -929,7 +949,7 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
         seed=seed,
         concurrency=live["concurrency"],
         max_cost=live["max_cost"],
-        on_progress=_show_progress,
+        on_progress=progress_line,
     )
     estimates = [estimate for part in parts_of(name, scores.config) for estimate in scores.estimate(part)]
     if live["dry_run"]:
@@ -939,12 +959,3 @@ def _live_source(name: str, out: str, seed: int, live: dict[str, Any], *, as_jso
         show_estimate(estimates, as_json=False)
         click.confirm("Send these calls?", abort=True, err=True)
     return scores.source()
-
-
-def _show_progress(progress: Progress) -> None:
-    """Print a line after every twentieth of the rows."""
-    if progress.done * 20 // progress.total > (progress.done - 1) * 20 // progress.total:
-        failed = sum(progress.failures.values())
-        print_progress(
-            f"{progress.done} of {progress.total} rows, {failed} failed, cost {dollars(progress.spent.cost)}"
-        )

@@ -154,8 +154,12 @@ def cli() -> None:
 
     \b
     arbitrage demo                            take a tour on bundled real data
-    arbitrage quickstart                      start from what you have
-    arbitrage inspect LOG                     see if a pair is worth routing
-    arbitrage calibrate LOG --alpha 0.05      find the threshold and certify it
+    arbitrage quickstart scores.csv           start from what you have
+    arbitrage inspect LOG                     see whether a pair is worth routing
+    arbitrage recommend LOG --alpha 5%        choose on some rows, certify others
+    arbitrage verify certificate.json LOG     recompute a certificate, to the bit
+    arbitrage init                            write a configuration
+    arbitrage collect questions.csv -o LOG    ask both models, and write a log
     arbitrage serve                           run an OpenAI-compatible gateway
+    arbitrage monitor                         see whether the promise is kept
     """

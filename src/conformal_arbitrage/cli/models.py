@@ -6,28 +6,32 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from math import isinf
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import msgspec
 import numpy as np
 from msgspec import structs
+from rich import progress as bars
+from rich.console import Console
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.secret import FILE, ProjectSecret
-from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli import options, sources
 from conformal_arbitrage.cli.output import (
-    ProgressBar,
     print_facts,
     print_json,
     print_progress,
     print_table,
-    role_name,
-    show_estimate,
     warn,
 )
 from conformal_arbitrage.collecting import collect as collecting
-from conformal_arbitrage.collecting.collect import Collection, Progress, collected_totals, replies_path
+from conformal_arbitrage.collecting.collect import (
+    Collection,
+    EndpointEstimate,
+    Progress,
+    collected_totals,
+    replies_path,
+)
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 from conformal_arbitrage.live.build import Models
@@ -44,36 +48,44 @@ from conformal_arbitrage.live.database import database_exists, database_of
 from conformal_arbitrage.live.rule import CascadeChooser, CascadeRouter, ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, checked_settings
-from conformal_arbitrage.models.kinds import Form, has_terminal
+from conformal_arbitrage.models.kinds import ROLES, Form, has_terminal
+from conformal_arbitrage.models.webhook import url_mistake
 from conformal_arbitrage.models.wrappers import dollars, stored_cost
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import PolicyVersion, open_store, policies
-from conformal_arbitrage.types import ChatRequest, Decision, Query
+from conformal_arbitrage.types import ChatRequest, Decision, Query, Spent
 
 
 @click.command("init")
 @click.option(
-    "--form", type=click.Choice(["menu", "text"]), default="menu", show_default=True,
-    help="Questions with a menu of options, or free text.",
+    "--form", type=click.Choice(["menu", "text"]), default="text", show_default=True,
+    help="Free text, or questions with a menu of options.",
 )  # fmt: skip
+@click.option("--primary-url", metavar="URL", help="The Primary's endpoint.  [default: OpenAI's]")
+@click.option("--primary-model", metavar="NAME", help="Its model.")
+@click.option("--guardian-url", metavar="URL", help="The Guardian's endpoint.  [default: OpenAI's]")
+@click.option("--guardian-model", metavar="NAME", help="Its model.")
 @click.option("-o", "--output", default="arbitrage.toml", show_default=True, metavar="FILE", help="The file to write.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init_command(*, form: Any, output: str, force: bool) -> None:
+def init_command(*, form: Any, output: str, force: bool, **models: str | None) -> None:
     """Write a short, commented configuration to start from.
 
     \b
     arbitrage init
-    arbitrage init --form text
+    arbitrage init --primary-url http://localhost:11434/v1 --primary-model llama3.2
+    arbitrage init --form menu
     """
     if Path(output).exists() and not force:
         raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
-    write_text(output, template(form))
-    ProjectSecret.create(Path(output).parent)
+    given = {role: (models[f"{role}_url"], models[f"{role}_model"]) for role in ROLES}
+    for role, (url, _) in given.items():
+        if url is not None and (mistake := url_mistake(url)):
+            raise click.UsageError(f"--{role}-url {mistake}")
+    write_text(output, template(form, given))
     click.echo(
         f"Written: {output}. Edit its models and prices, export the API keys it names, then run `arbitrage check`.\n"
-        f"{Path(output).with_name(FILE)} holds the project's secret: keep it out of version control, and back it up.\n"
         "For production, calibrate with --confidence 0.95: the monitor's alarm then stands at alpha itself."
     )
 
@@ -345,7 +357,7 @@ def ask_command(
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
-    loaded = options.load_certificate(certificate, Path(config).parent)
+    loaded = sources.load_certificate(certificate)
     configuration = options.read_policy_config(config, policy)
     form = _form_of(loaded, actions)
     if bool(actions) != (form == "menu"):
@@ -457,10 +469,72 @@ def _why(decision: Decision) -> str:
     return f"{leads}, exactly the relaxation, and the draw of this id keeps its answer"
 
 
+def show_estimate(estimates: list[EndpointEstimate], *, as_json: bool, **counts: int) -> None:
+    """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
+    total = sum((estimate.spent for estimate in estimates), start=Spent()).cost
+    if as_json:
+        print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
+        return
+    header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
+    rows = [
+        [
+            role_name(estimate.role),
+            estimate.origin,
+            f"{estimate.spent.calls}",
+            f"{estimate.spent.input_tokens}",
+            f"{estimate.spent.output_tokens}",
+            dollars(estimate.spent.cost),
+        ]
+        for estimate in estimates
+    ]
+    print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
+    unpriced = ", ".join(dict.fromkeys(f"[{estimate.role}]" for estimate in estimates if estimate.spent.cost is None))
+    cost = f"unknown; set price = [IN, OUT] in {unpriced}" if unpriced else f"about {dollars(total)}"
+    click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
+
+
+class ProgressBar:
+    """A progress bar on stderr: rows, rate, time left, cost so far, failures."""
+
+    def __init__(self) -> None:
+        self._bar = bars.Progress(
+            bars.BarColumn(bar_width=30),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[rate]}"),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[money]}"),
+            bars.TextColumn("{task.fields[failures]}"),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("", total=None, rate="", money="", failures="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        """Update the bar after a row."""
+        failures = ", ".join(f"{role_name(name)} {count}" for name, count in progress.failures.items())
+        speed = self._bar.tasks[0].speed
+        self._bar.update(
+            self._task,
+            total=progress.total,
+            completed=progress.done,
+            rate="" if speed is None else f"{speed:.1f} rows/s",
+            money=f"cost {dollars(progress.spent.cost)}",
+            failures=f"failed: {failures}" if failures else "",
+        )
+
+
 def progress_line(progress: Progress) -> None:
     """Say how far a collection has come, ten times on its way."""
     if progress.done == progress.total or progress.done % max(1, progress.total // 10) == 0:
-        print_progress(f"{progress.done} of {progress.total} rows")
+        failed, cost = sum(progress.failures.values()), dollars(progress.spent.cost)
+        print_progress(f"{progress.done} of {progress.total} rows, {failed} failed, cost {cost}")
 
 
 def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> None:
@@ -507,3 +581,8 @@ def _answer(decision: Decision) -> str:
 
 def _promise(decision: Decision, alpha: float) -> str:
     return f"expected loss at most {alpha:g}" if decision.no_guarantee is None else f"none: {decision.no_guarantee}"
+
+
+def role_name(role: str) -> str:
+    """Return a role as people read it; a model's own name as it is."""
+    return role.capitalize() if role in ("primary", "guardian") else role

@@ -14,17 +14,15 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import console, print_facts, print_json, warn, wrapped
 from conformal_arbitrage.evaluation.show import save_history
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import existing_secret
-from conformal_arbitrage.live.monitor import (
+from conformal_arbitrage.live.report import Month, drawn_ledgers, drawn_moments, read_month, report_page
+from conformal_arbitrage.live.service import (
     PolicyHistory,
     PolicyStanding,
     as_evidence,
-    drawn_ledgers,
-    drawn_moments,
     read_history,
     read_standings,
 )
-from conformal_arbitrage.live.report import Month, read_month, report_page
+from conformal_arbitrage.monitoring.lines import AMBER_EVIDENCE, RED_EVIDENCE
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import Store
 
@@ -228,10 +226,14 @@ def _facts(entry: PolicyStanding) -> list[tuple[str, str]]:
     facts += [("why", reason) for reason in standing.reasons]
     mean, limits, lines, evidence, audits, last = _standing_figures(entry)
     note = standing.figures.lines.note
+    red = RED_EVIDENCE * standing.figures.lines.policies
     facts += [
         ("mean loss", f"{mean or 'unknown'}, limits {limits}, each side failing ever with probability 0.025"),
         ("alpha, red line", lines if note is None else f"{lines} ({note})"),
-        ("evidence", f"{evidence} now; amber from 20 against alpha, red from 40 against the red line"),
+        (
+            "evidence",
+            f"{evidence} now; amber from {AMBER_EVIDENCE:g} against alpha, red from {red:g} against the red line",
+        ),
         ("audits", f"{audits}; last {last or 'none'}"),
     ]
     if entry.served is not None:
@@ -272,10 +274,9 @@ def report_command(policy: str, *, month: str, output: str, config: str, as_json
     arbitrage report support --month 2026-11 -o support-2026-11.html
     """
     configuration, which = read_config(config), Month.of(month)
-    signed = existing_secret(configuration) is not None
     report = options.with_store(
         config,
-        lambda store: read_month(store, configuration, policy, which, now=time.time(), signed=signed),
+        lambda store: read_month(store, configuration, policy, which, now=time.time()),
         only_existing=True,
     )
     write_text(output, report_page(report))

@@ -1,50 +1,27 @@
-"""Options that several commands share, and the logs, certificates and configurations that they name."""
+"""Options that several commands share, and the configurations and stores that they name."""
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from decimal import Decimal, InvalidOperation
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from conformal_arbitrage.calibration.calibrate import RowCounts, count_rows, digest_parts
-from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.learned import Features
 from conformal_arbitrage.calibration.options import refuse_combination
-from conformal_arbitrage.calibration.secret import ProjectSecret
-from conformal_arbitrage.cli.output import warn
-from conformal_arbitrage.errors import OutputError, StoreError
-from conformal_arbitrage.evaluation.looks import looks_path, note_look, seen_in_parts
+from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.live.config import FILE, Config, read_config
 from conformal_arbitrage.live.database import database_exists, database_of, open_record
-from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
-from conformal_arbitrage.scorelog.digest import ROWS
-from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.parts import (
-    Engine,
-    FileList,
-    ScoreParts,
-    as_engine,
-    find_files,
-    is_large,
-    is_many,
-)
-from conformal_arbitrage.scorelog.spark import SparkTable, is_spark
-from conformal_arbitrage.scorelog.tables import Table
 from conformal_arbitrage.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
-PairLog = ScoreLog | ScoreParts | SparkTable
-AnyLog = PairLog | CascadeLog
-
-SAMPLE = 1_000_000
-"""Rows of a log in parts that commands look at which need them all at once."""
 _WITH_PATH = frozenset(
-    {"log", "alpha", "config", "loss", "missing_guardian", "fixed_before", "guardian_column", "output", "as_json"}
-    | {"path", "chain", "models", "tuning_share", "seed"}
+    {"log", "alpha", "config", "loss", "missing_guardian", "fixed_before", "guardian_column", "output"}
+    | {"force", "as_json", "path", "chain", "models", "tuning_share", "seed"}
     | {"alphas", "calibration_size", "test_size", "trials", "form"}
 )
 """Options that a cascade takes."""
@@ -52,8 +29,6 @@ _UNPROVED: Mapping[str, Any] = {
     "confidence": "confidence", "zero_one": "confidence", "dial": "dial", "by": "groups", "margins": "guard",
 }  # fmt: skip
 """Options that have no proof for a cascade, each with its name in the table of refusals."""
-_TABLE = "table:"
-_NO_TABLE = "table:NAME is for calibrate and verify, with the Spark that holds it: --engine sc://... or spark"
 
 
 class WrappingGroup(click.Group):
@@ -71,16 +46,48 @@ class WrappingGroup(click.Group):
             formatter.write_dl(lines)
 
 
+class Share(click.ParamType[str]):
+    """A number in the user's decimals, which the library reads exactly; 5% is 0.05."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text of the number.
+
+        Raises:
+            BadParameter: a percentage is not a number.
+        """
+        text = str(value).strip()
+        if not text.endswith("%"):
+            return text
+        try:
+            return f"{Decimal(text[:-1].strip()) / 100:f}"
+        except InvalidOperation:
+            self.fail(f"{text!r} is not a percentage such as 5%", param, ctx)
+
+
+SHARE = Share()
+
+
 def chained(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Return several options as one decorator."""
     return lambda command: reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command)
 
 
 alpha = click.option(
-    "--alpha", metavar="A", help="The risk budget, a limit on the expected loss.  [default: as configured]"
+    "--alpha",
+    type=SHARE,
+    metavar="A",
+    help="The risk budget, a limit on the expected loss, such as 0.05 or 5%.  [default: as configured]",
 )
 alphas = click.option(
-    "--alpha", "alphas", multiple=True, required=True, metavar="A", help="A risk budget; may be repeated."
+    "--alpha",
+    "alphas",
+    type=SHARE,
+    multiple=True,
+    required=True,
+    metavar="A",
+    help="A risk budget, such as 0.05 or 5%; may be repeated.",
 )
 fixed_before = click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
@@ -149,6 +156,7 @@ threshold = chained(
     binarize,
     click.option(
         "--confidence",
+        type=SHARE,
         metavar="C",
         help="Certify that the long-run loss of the certificate is within the budget, with this probability.",
     ),
@@ -183,6 +191,7 @@ cluster = chained(
 confident = chained(
     click.option(
         "--confidence",
+        type=SHARE,
         metavar="C",
         help="Certify that the long-run loss of this one certificate is within the budget, with this probability; needs "
         "the project's secret, except with --zero-one or --binarize.",
@@ -265,6 +274,7 @@ engine_options = chained(
         "--jobs", type=click.IntRange(1, 10_000), metavar="N", help="Threads or processes.  [default: all cores]"
     ),
 )
+force = click.option("--force", is_flag=True, help="Overwrite an existing certificate of another log or other options.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."
@@ -323,8 +333,8 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     return {"score": score, "features": features}
 
 
-def take_options(further: dict[str, Any], *also: str) -> bool:
-    """Take the options of a cascade out of a command's; return whether it is about one.
+def chain_options(further: dict[str, Any], *also: str) -> dict[str, Any] | None:
+    """Take the options of a cascade out of a command's, and return them as the library names them; None for a pair.
 
     Args:
         further: the command's options.
@@ -335,16 +345,15 @@ def take_options(further: dict[str, Any], *also: str) -> bool:
         UsageError: an option has no meaning for a cascade, or is one of a cascade without --path.
     """
     names = ("chain", "models", "tuning_share", *also)
-    for name in names:
-        del further[name]
+    values = {name: further.pop(name) for name in names}
     if further.pop("path"):
         _refuse_others()
-        return True
+        return values | {name: _named(values[name]) for name in ("chain", "models")}
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name.replace('_', '-')} describes a cascade; add --path")
-    return False
+    return None
 
 
 def _refuse_others() -> None:
@@ -360,7 +369,7 @@ def _refuse_others() -> None:
         )
 
 
-def named(text: str | None) -> list[str] | None:
+def _named(text: str | None) -> list[str] | None:
     """Return the names in a comma-separated text; None if there is none."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
@@ -369,239 +378,6 @@ def refuse_same(source: str, output: str | None) -> None:
     """Refuse an output that would overwrite the input."""
     if output is not None and os.path.realpath(source) == os.path.realpath(output):
         raise click.UsageError(f"{output} would overwrite the input; give the output another name")
-
-
-# --- Logs ---
-
-
-def read_log(
-    path: str,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: Sequence[str] = (),
-    *,
-    binarized: bool = False,
-    guardian_optional: bool = False,
-    sample: int | None = None,
-    whole: bool = False,
-) -> ScoreLog:
-    """Read the log that an argument names, with the columns that the options name.
-
-    Args:
-        path: the argument.
-        primary_column: the Primary's column, if it was named.
-        guardian_column: the Guardian's column, if it was named.
-        outcomes: list columns to report besides `correct`.
-        binarized: measure the loss on the paper's 0/1 Guardian.
-        guardian_optional: whether the Guardian's column may be absent.
-        sample: how many rows of a log in parts to draw.
-        whole: read one file into memory however many rows it has.
-    """
-    guardian: str | None = guardian_column or "guardian"
-    rows = None if whole else sample_of(path, sample)
-    if rows is not None:
-        return _sampled(path, primary_column, guardian, outcomes, rows, binarized=binarized)
-    if guardian_optional:
-        with Table(path) as table:
-            guardian = guardian if guardian in table.types else None
-    log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
-    return log.binarized() if binarized else log
-
-
-def sample_of(path: str, sample: int | None) -> int | None:
-    """Return how many rows to draw from a log in parts; None for one that is read whole, which takes no --sample."""
-    if in_parts(path):
-        return sample or SAMPLE
-    if sample is not None:
-        raise click.UsageError(
-            "--sample is for a log in parts: a pattern, a folder, a URL, or one Parquet file of more than 10 million rows"
-        )
-    return None
-
-
-def in_parts(path: str) -> bool:
-    """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
-    return is_many(path) or is_large(path)
-
-
-def _sampled(
-    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], rows: int, *, binarized: bool
-) -> ScoreLog:
-    """Return a uniform sample of a log in parts, and say so."""
-    log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
-    if len(log) > rows:
-        warn(f"from a uniform sample of {rows:,} of {len(log):,} rows (seed 0)")
-    sample = log.sample(rows)
-    return sample.binarized() if binarized else sample
-
-
-def open_log(
-    log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
-) -> PairLog:
-    """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
-    if not (log.startswith(_TABLE) and engine):
-        return read_scores(log, primary, guardian, outcomes, **how)
-    table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
-    if not is_spark(engine):
-        raise click.UsageError(_NO_TABLE)
-    if outcomes:
-        raise click.UsageError("--outcome is not for a table; export it as Parquet files")
-    opened = SparkTable.open(engine, table, **columns)
-    return opened.binarized() if how.get("binarized") else opened
-
-
-def read_scores(
-    log: str,
-    primary: str | None,
-    guardian: str | None,
-    outcomes: tuple[str, ...] = (),
-    *,
-    binarized: bool = False,
-    guardian_optional: bool = False,
-    digest: str = "",
-    whole: bool = False,
-) -> ScoreLog | ScoreParts:
-    """Read a log into memory, or find the files of one in parts.
-
-    Args:
-        log: the argument that names it.
-        primary: the Primary's column, if it was named.
-        guardian: the Guardian's column, if it was named.
-        outcomes: list columns to report besides `correct`.
-        binarized: measure the loss on the paper's 0/1 Guardian.
-        guardian_optional: whether the Guardian's column may be absent.
-        digest: of the certificate to compare with, which says whether it was made in memory or in parts.
-        whole: read one file into memory however many rows it has.
-    """
-    if log.startswith(_TABLE):
-        raise click.UsageError(_NO_TABLE)
-    whole = whole or bool(digest)
-    if not (is_many(log) or digest.startswith(ROWS) or (is_large(log) and not whole)):
-        return read_log(
-            log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional, whole=True
-        )
-    column: str | None = guardian or "guardian"
-    if guardian_optional:
-        path = find_files(log)[0]
-        with FileList([path]) as listed:
-            column = column if column in listed.types_of(path) else None
-    parts = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
-    return parts.binarized() if binarized else parts
-
-
-def place_of(scores: PairLog, engine: str | None, jobs: int | None) -> Engine | None:
-    """Return where the work on a log in parts is done; None for one in memory."""
-    if isinstance(scores, ScoreParts):
-        return as_engine(engine, jobs)
-    if isinstance(scores, SparkTable) and jobs is None:
-        return scores
-    if jobs is not None or engine is not None:
-        raise click.UsageError(
-            "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
-            "10 million rows"
-        )
-    return None
-
-
-def read_cascade(path: str, guardian: str | None, models: str | None) -> CascadeLog:
-    """Read the log of a cascade with the models that the options name."""
-    return CascadeLog.read(path, guardian=guardian or GUARDIAN_NAME, models=named(models))
-
-
-def made_from(certificate: Certificate, log: str, primary: str | None, guardian: str | None) -> bool:
-    """Return whether a certificate was made from the files of a log in parts, of which a command sees a sample only."""
-    if not (in_parts(log) and certificate.evidence.log_sha256.startswith(ROWS)):
-        return False
-    names = certificate.evidence.columns
-    parts = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
-    parts = parts.binarized() if certificate.loss.binarized else parts
-    return digest_parts(parts, as_engine(None)) == certificate.evidence.log_sha256
-
-
-def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> RowCounts:
-    """Return what is counted in all rows of a log in parts, of which a command sees a sample only."""
-    found = ScoreParts.read(log, primary=primary or "primary", guardian=guardian or "guardian")
-    return count_rows(found.binarized() if binarized else found, as_engine(None))
-
-
-def lacks_guardian(scores: ScoreLog | ScoreParts) -> bool:
-    """Return whether a log has no Guardian scores at all; of one in parts, whether it lacks their column."""
-    return scores.guardian is None if isinstance(scores, ScoreParts) else bool(scores.missing.all())
-
-
-def remember_look(
-    scores: ScoreLog | CascadeLog, path: str, command: str, *, config: str | None = None, terms: str | None = None
-) -> None:
-    """Note that a command looked at these rows; a folder that cannot be written gives a warning."""
-    try:
-        note_look(looks_path(config or FILE, path), scores, command, terms=terms)
-    except OutputError as error:
-        warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
-
-
-def describe_looks(
-    scores: AnyLog, path: str, config: str | None, *,
-    fixed_before: bool, terms: str | None = None,
-) -> str | None:  # fmt: skip
-    """Return what a certificate says of earlier looks at these rows, but for calibrations with the same `terms`; or None."""
-    if isinstance(scores, SparkTable):
-        return None
-    rows = (part.load(["context"]) for part in scores.parts()) if isinstance(scores, ScoreParts) else [scores]
-    try:
-        seen = seen_in_parts(looks_path(config or FILE, path), rows, terms=terms)
-    except OutputError as error:
-        warn(str(error))
-        return None
-    if not seen.share:
-        return None
-    what = f"{100 * seen.share:.3g} % of these rows were looked at before ({', '.join(seen.commands)})"
-    if fixed_before:
-        return f"{what}; the user states that alpha and options had been fixed before"
-    warn(
-        f"{what}: alpha and options must have been fixed before; say so with --fixed-before, or calibrate on other rows"
-    )
-    return f"{what}; alpha and options must have been fixed before, or the guarantee does not hold"
-
-
-# --- Certificates ---
-
-
-def load_certificate(path: str, *folders: Path) -> Certificate:
-    """Load a certificate of a pair or of a cascade, with its key."""
-    return _checked(Certificate.load(path), path, folders)
-
-
-def load_pair_certificate(path: str, *folders: Path) -> Certificate:
-    """Load a certificate of a pair, with its key."""
-    certificate = load_certificate(path, *folders)
-    certificate.refuse_cascade(source=path)
-    return certificate
-
-
-def _checked(certificate: Certificate, path: str, folders: Sequence[Path]) -> Certificate:
-    """Return a certificate with its key if the project's secret is at hand, and verify its signature.
-
-    A certificate without a signature gives a warning: anybody may have edited it.
-
-    Raises:
-        CertificateError: it is not the project's, or something was changed.
-    """
-    secret = project_secret(None, *folders, Path(path).parent, Path())
-    if secret is None:
-        return certificate
-    if certificate.signed:
-        certificate.check_signature(secret, source=path)
-    else:
-        warn(
-            f"{path} is not signed, though this project has a secret: nothing shows that it is as it was calibrated; "
-            "`arbitrage verify` recomputes it from its log"
-        )
-    return certificate.with_key_of(secret)
-
-
-def columns_of(certificate: Certificate, primary: str | None, guardian: str | None) -> tuple[str, str]:
-    """Return the columns named by options, otherwise those the certificate was made with."""
-    return primary or certificate.evidence.columns["primary"], guardian or certificate.evidence.columns["guardian"]
 
 
 # --- Configurations, and the secret and the store beside them ---
@@ -622,11 +398,6 @@ def read_configured(config: str | None) -> Config:
     if config is None and not Path(FILE).exists():
         raise click.UsageError(f"give --alpha, the risk budget; there is no {FILE} here to take it from")
     return read_config(config or FILE)
-
-
-def project_secret(config: str | None, *folders: Path) -> ProjectSecret | None:
-    """Return the project's secret from the environment, the configuration's folder, or the first of others that has one."""
-    return ProjectSecret.search(*([] if config is None else [Path(config).parent]), *folders)
 
 
 def with_store(

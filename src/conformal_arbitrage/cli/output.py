@@ -5,20 +5,11 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Self
 
 import click
-import msgspec
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-from conformal_arbitrage.collecting.collect import EndpointEstimate
-from conformal_arbitrage.collecting.collect import Progress as CollectProgress
-from conformal_arbitrage.evaluation.show import fitted
-from conformal_arbitrage.models.wrappers import dollars
-from conformal_arbitrage.types import Spent
 
 
 def print_json(document: object) -> None:
@@ -54,40 +45,35 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: 
 def print_fitted(
     header: Sequence[str], rows: Sequence[Sequence[str]], expendable: Sequence[str], *, title: str
 ) -> list[str]:
-    """Print a table without the columns that this terminal is too narrow for; return their titles."""
-    header, rows, left_out = fitted(header, rows, screen_width(), expendable)
-    print_table(header, rows, title=title)
+    """Print a table whose figures fit this terminal, and return the titles of the columns left out for that.
+
+    Titles may break between words, figures may not.
+
+    Args:
+        header: the titles.
+        rows: the cells.
+        expendable: titles of the columns that may be left out, the first to go first.
+        title: above the table.
+    """
+    kept, left_out = list(range(len(header))), list[str]()
+    for name in expendable:
+        if name in header and _table_width(header, rows, kept) > screen_width():
+            kept.remove(header.index(name))
+            left_out.append(name)
+    print_table([header[k] for k in kept], [[row[k] for k in kept] for row in rows], title=title)
     return left_out
+
+
+def _table_width(header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
+    """Return the characters a table takes: its columns, three between two of them, and one at either edge."""
+    columns = [max(len(part) for part in (*header[k].split(), *(row[k] for row in rows))) for k in kept]
+    return sum(columns) + 3 * (len(kept) - 1) + 2
 
 
 def name_left_out(titles: Sequence[str]) -> None:
     """Name the columns that `print_fitted` left out."""
     if titles:
         click.echo(wrapped(f"Columns that do not fit this terminal: {', '.join(titles)}; --json has them."))
-
-
-def show_estimate(estimates: list[EndpointEstimate], *, as_json: bool, **counts: int) -> None:
-    """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
-    total = sum((estimate.spent for estimate in estimates), start=Spent()).cost
-    if as_json:
-        print_json({"models": msgspec.to_builtins(estimates), "cost": total, **counts})
-        return
-    header = ["role", "endpoint", "calls", "input tokens", "output tokens", "cost"]
-    rows = [
-        [
-            role_name(estimate.role),
-            estimate.origin,
-            f"{estimate.spent.calls}",
-            f"{estimate.spent.input_tokens}",
-            f"{estimate.spent.output_tokens}",
-            dollars(estimate.spent.cost),
-        ]
-        for estimate in estimates
-    ]
-    print_table(header, rows, title="Estimate, at four characters per token and every reply at its limit")
-    unpriced = ", ".join(dict.fromkeys(f"[{estimate.role}]" for estimate in estimates if estimate.spent.cost is None))
-    cost = f"unknown; set price = [IN, OUT] in {unpriced}" if unpriced else f"about {dollars(total)}"
-    click.echo(f"Cost: {cost}. Nothing was sent; replies that are already stored are not counted.")
 
 
 def warn(message: str) -> None:
@@ -98,38 +84,6 @@ def warn(message: str) -> None:
 def print_progress(line: str) -> None:
     """Print a line of progress to stderr."""
     click.echo(line, err=True)
-
-
-class ProgressBar:
-    """A progress bar on stderr: rows, rate, time left, cost so far, failures."""
-
-    def __init__(self) -> None:
-        self._bar = Progress(
-            BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn(),
-            TextColumn("{task.fields[money]}"), TextColumn("{task.fields[failures]}"),
-            console=Console(stderr=True), refresh_per_second=4,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=None, rate="", money="", failures="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
-
-    def show(self, progress: CollectProgress) -> None:
-        """Update the bar after a row."""
-        failures = ", ".join(f"{role_name(name)} {count}" for name, count in progress.failures.items())
-        speed = self._bar.tasks[0].speed
-        self._bar.update(
-            self._task,
-            total=progress.total,
-            completed=progress.done,
-            rate="" if speed is None else f"{speed:.1f} rows/s",
-            money=f"cost {dollars(progress.spent.cost)}",
-            failures=f"failed: {failures}" if failures else "",
-        )
 
 
 def console() -> Console:
@@ -151,11 +105,6 @@ def wrapped(text: str) -> str:
 def readable_width() -> int:
     """Return how many columns a paragraph may have."""
     return min(100, screen_width())
-
-
-def role_name(role: str) -> str:
-    """Return a role as people read it; a model's own name as it is."""
-    return role.capitalize() if role in ("primary", "guardian") else role
 
 
 def _widths(columns: Sequence[Sequence[str]], screen: int) -> list[int | None]:

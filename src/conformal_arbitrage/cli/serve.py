@@ -10,18 +10,16 @@ import click
 from msgspec import structs
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.cli import options
-from conformal_arbitrage.cli.output import wrapped
 from conformal_arbitrage.gateway.server import run
-from conformal_arbitrage.live.config import ROLES, Config, read_config
-from conformal_arbitrage.live.people import review_terms
+from conformal_arbitrage.live.config import FILE, ROLES, Config, read_config
+from conformal_arbitrage.live.reviewers import review_terms
 
 KEY_VARIABLE = "ARBITRAGE_KEY"
 """The shell variable that the printed call takes an API key from."""
 
 
 @click.command("serve")
-@options.config_file
+@click.option("--config", default=FILE, show_default=True, metavar="FILE", help="The configuration file.")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on.  [default: as configured]")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 picks a free one.  [default: as configured]"
@@ -46,14 +44,15 @@ def serve_command(*, config: str, host: str | None, port: int | None, no_migrate
         attempt = f"With an API key in ${KEY_VARIABLE}, try" if keyed else "Try"
         click.echo(f"Listening on {url}. {attempt}:\n\n{example_call(configuration, url, keyed=keyed)}\n")
         if (note := example_note(configuration, url)) is not None:
-            click.echo(f"{wrapped(note)}\n")
-        click.echo(f"The console is at {url}/console.\n")
+            click.echo(f"{click.wrap_text(note, width=100)}\n")
+        entry = "sign in with an API key" if keyed else "without keys, nobody on this machine has to sign in"
+        click.echo(f"The console is at {url}/console; {entry}.\n")
 
     run(structs.replace(configuration, gateway=listening), started=announce, migrating=not no_migrate)
 
 
 def example_call(config: Config, url: str, *, keyed: bool) -> str:
-    """Return a shell command that asks the first policy whose Guardian is a model, or else the first, what it can answer.
+    """Return a shell command that asks a policy what it can answer: one with a guarantee, if there is one.
 
     One that people may have to answer carries a key, so that the same call again waits for the same review.
 
@@ -82,8 +81,12 @@ def example_note(config: Config, url: str) -> str | None:
 
 
 def _example_policy(config: Config) -> str:
-    models = (name for name in config.policies if review_terms(config, name) is None)
-    return next(models, next(iter(config.policies)))
+    """Return the first policy whose Guardian is a model and whose certificate is in force, or else the first of models."""
+    models = [name for name in config.policies if review_terms(config, name) is None]
+    enforced = [
+        name for name in models if config.policies[name].mode == "enforce" and config.policies[name].certificate
+    ]
+    return next(iter([*enforced, *models, *config.policies]))
 
 
 def _example_request(config: Config, policy: str) -> tuple[str, Mapping[str, Any]]:
@@ -100,7 +103,7 @@ def _recorded_question(config: Config, policy: str) -> tuple[str, int] | None:
     """Return the id of a question that every model which replays a record has, and its size; None if none replays."""
     folder = Path(config.folder)
     pair = (config.section(config.section_of(policy, role)) for role in ROLES)
-    records = [menus for one in pair if (menus := one.recorded_menus(folder)) is not None]
+    records = [menus for model in pair if (menus := model.recorded_menus(folder)) is not None]
     if not records:
         return None
     shared = (name for name in records[0] if all(name in menus for menus in records))

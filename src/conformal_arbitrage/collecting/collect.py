@@ -17,9 +17,9 @@ from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import Grader
-from conformal_arbitrage.live.rule import top_choice, top_of
+from conformal_arbitrage.live.rule import leg_of, top_choice, top_of
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.completions import SETTINGS, logged_settings, overridden
+from conformal_arbitrage.models.completions import SETTINGS, RequestFields, overridden
 from conformal_arbitrage.models.kinds import ROLES
 from conformal_arbitrage.models.port import (
     Answer,
@@ -28,7 +28,6 @@ from conformal_arbitrage.models.port import (
     Port,
     Scorer,
     checked_scores,
-    spent_of,
     together,
     work_through,
 )
@@ -36,7 +35,7 @@ from conformal_arbitrage.models.wrappers import Cache, Estimate, Pricing, RateLi
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 from conformal_arbitrage.scorelog.tables import file_format, strings, writable
-from conformal_arbitrage.types import COST_DIGITS, ChatRequest, Leg, Query, Role, Spent
+from conformal_arbitrage.types import COST_DIGITS, ChatRequest, Failure, Leg, Query, Role, Spent
 
 FAILURES_IN_A_ROW = 20
 _NAN = float("nan")
@@ -445,8 +444,10 @@ async def ask_requests(
 
     questions = list(zip(requests.requests, expected, strict=True))
     legs = await _ask_all(list(answerers), questions, ask, concurrency, progress, keep_going=keep_going)
-    settings = logged_settings((request.body for request in requests.requests), models)
-    return Replies(legs=legs, identities={**models, "grader": dict(grader.identity), **settings})
+    fields = RequestFields()
+    for request in requests.requests:
+        fields.add(request.body)
+    return Replies(legs=legs, identities={**models, "grader": dict(grader.identity), **fields.document(models)})
 
 
 def _refuse_overrides(requests: Sequence[ChatRequest], identities: Mapping[str, Identity]) -> None:
@@ -499,7 +500,7 @@ async def _score_leg(role: Role, scorer: Scorer, query: Query) -> Leg:
     try:
         scores = await checked_scores(scorer, query)
     except ScorerError as error:
-        return _failed(role, error, start)
+        return structs.replace(leg_of(role, error, start), reply=error.raw)
     seconds = time.perf_counter() - start
     return Leg(
         role=role, scores=scores.values, spent=scores.spent, seconds=seconds, served=scores.served, reply=scores.raw
@@ -515,23 +516,17 @@ async def _answer_leg(
         answer: Answer = await answerer.answer(request)
         text = answer_text(answer.message)
     except ScorerError as error:
-        return _failed(role, error, start)
+        return structs.replace(leg_of(role, error, start), reply=error.raw)
     seconds = time.perf_counter() - start
     grade, problem = None, None
     try:
         grade = await grader.grade(request, text, expected)
     except ScorerError as error:
-        problem = f"no grade: {type(error).__name__}: {error}"
+        problem = Failure("no grade", f"{type(error).__name__}: {error}")
     scores = (_or_nan(answer.confidence), _or_nan(grade))
     return Leg(
         role=role, scores=scores, spent=answer.spent, seconds=seconds, served=answer.served, error=problem, reply=text
     )
-
-
-def _failed(role: Role, error: ScorerError, start: float) -> Leg:
-    text = f"{type(error).__name__}: {error}"
-    seconds = time.perf_counter() - start
-    return Leg(role=role, scores=None, spent=spent_of(error), seconds=seconds, error=text, reply=error.raw)
 
 
 # --- From replies to the log of a pair ---
@@ -614,7 +609,7 @@ def _extra_columns(legs: Mapping[str, Sequence[Leg]], reply: str) -> dict[str, A
     for name, rows in legs.items():
         columns[f"{name}_{reply}"] = strings([leg.reply for leg in rows])
         columns[f"{name}_served"] = strings([leg.served for leg in rows])
-        columns[f"{name}_error"] = strings([leg.error for leg in rows])
+        columns[f"{name}_error"] = strings([None if leg.error is None else str(leg.error) for leg in rows])
     return columns
 
 

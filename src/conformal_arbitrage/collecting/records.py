@@ -16,7 +16,7 @@ from conformal_arbitrage.collecting.collect import call_costs, cascade_log, menu
 from conformal_arbitrage.errors import OutputError, StoreError
 from conformal_arbitrage.live.graders import SEVERAL
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.completions import given_settings, logged_settings
+from conformal_arbitrage.models.completions import RequestFields
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT, column_texts
@@ -285,7 +285,7 @@ ALWAYS = TimeWindow()
 
 
 @dataclass(slots=True, kw_only=True)
-class RowFacts:
+class RecordFacts:
     """What a log says about all of its rows at once; every file of a log in parts says the same.
 
     Attributes:
@@ -303,7 +303,7 @@ class RowFacts:
     forms: set[str | None] = field(default_factory=set[str | None])
     models: set[str | None] = field(default_factory=set[str | None])
     graders: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    settings: set[str] = field(default_factory=set[str])
+    requests: RequestFields = field(default_factory=RequestFields)
     settings_known: bool = True
     grouped: bool = False
     sessions: bool = False
@@ -320,7 +320,8 @@ class RowFacts:
             self._add_grader(record)
             request = None if decision.content is None else decision.content.request
             self.settings_known &= isinstance(request, Mapping)
-            self.settings |= set(given_settings(request)) if isinstance(request, Mapping) else set()
+            if isinstance(request, Mapping):
+                self.requests.add(request)
 
     def _add_grader(self, record: DecisionRecord) -> None:
         feedback = first_graded(record)
@@ -347,7 +348,7 @@ class RowFacts:
 
     def _settings(self, models: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of all requests, as `requests`; unknown if one was not kept in full."""
-        return logged_settings([dict.fromkeys(self.settings, True)], models) if self.settings_known else {}
+        return self.requests.document(models) if self.settings_known else {}
 
 
 async def score_log_of(
@@ -380,7 +381,7 @@ async def score_log_of(
             "two; export all of them"
         )
     records = decisions if everything else _audited_sessions(decisions) if by_session else fit_only(decisions, policy)
-    facts = RowFacts()
+    facts = RecordFacts()
     facts.add(records)
     refuse_unlike_rows(facts, policy, everything=everything)
     if by_session:
@@ -388,7 +389,7 @@ async def score_log_of(
     return replace(record_rows(records, facts, everything=everything), identities=facts.identities(identities))
 
 
-def refuse_unlike_rows(facts: RowFacts, policy: str, *, everything: bool) -> None:
+def refuse_unlike_rows(facts: RecordFacts, policy: str, *, everything: bool) -> None:
     """Refuse rows that do not make a log.
 
     Raises:
@@ -401,7 +402,7 @@ def refuse_unlike_rows(facts: RowFacts, policy: str, *, everything: bool) -> Non
         raise StoreError(f"policy {policy!r} was served in menu form and in text form; prune one of the two first")
 
 
-def record_rows(records: Sequence[DecisionRecord], facts: RowFacts, *, everything: bool) -> ScoreLog:
+def record_rows(records: Sequence[DecisionRecord], facts: RecordFacts, *, everything: bool) -> ScoreLog:
     """Return records as rows of a log without identities.
 
     Args:
@@ -676,12 +677,12 @@ async def write_record_parts(
         OutputError: the folder is not empty, or cannot be written.
     """
     window = replace(window, until=time.time() if window.until is None else window.until)
-    facts = RowFacts()
+    facts = RecordFacts()
     async for page in decision_pages(store, policy, window):
         facts.add(_chosen(page, everything=everything))
     refuse_unlike_rows(facts, policy, everything=everything)
     writer = _PartWriter(Path(folder), facts, rows_per_file, facts.identities(identities), everything=everything)
-    again, complete = RowFacts(), False
+    again, complete = RecordFacts(), False
     try:
         async for page in decision_pages(store, policy, window):
             records = _chosen(page, everything=everything)
@@ -711,7 +712,7 @@ class _PartWriter:
     def __init__(
         self,
         folder: Path,
-        facts: RowFacts,
+        facts: RecordFacts,
         rows_per_file: int,
         identities: Mapping[str, Any] | None,
         *,

@@ -11,9 +11,10 @@ import numpy as np
 
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.certificate import Certificate, document_sha256, is_cascade
-from conformal_arbitrage.calibration.forms import Step
 from conformal_arbitrage.calibration.options import CalibrationOptions, refuse_combination
-from conformal_arbitrage.calibration.renewal import (
+from conformal_arbitrage.calibration.planning import certified_rows
+from conformal_arbitrage.calibration.promises import Step
+from conformal_arbitrage.calibration.schedule import (
     RenewalChain,
     chain_of,
     refuse_renewal,
@@ -491,6 +492,7 @@ async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str |
             continue
         columns = certificate.evidence.columns
         log = ScoreLog.read(path, primary=columns["primary"], guardian=columns["guardian"])
+        log = certified_rows(log, certificate.provenance.part)
         log = log.binarized() if certificate.loss.binarized else log
         if log.sha256() == certificate.evidence.log_sha256:
             return await _import(store, policy, version, log, certificate)

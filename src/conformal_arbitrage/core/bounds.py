@@ -1,6 +1,7 @@
 """Confidence bounds and tests for a mean loss that hold at every number of rows: intervals, binomial, betting."""
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 from math import ceil, e, exp, inf, lgamma, log, log1p, sqrt
 
@@ -66,6 +67,12 @@ def binomial_cdf(successes: int, n: int, p: float) -> float:
 
 
 @lru_cache(maxsize=1024)
+def binomial_spendable(alpha: Fraction, bound: Fraction, n: int, tick_digits: int, delta: float) -> int:
+    """Return the largest total loss, in ticks, at which n losses of 0 or the bound pass the binomial test; -1 if none."""
+    losses = binomial_limit(n, float(alpha / bound), delta)
+    return -1 if losses < 0 else int(losses * bound * 10**tick_digits)
+
+
 def binomial_limit(n: int, p: float, delta: float) -> int:
     """Return the largest k with P(Bin(n, p) <= k) <= delta; -1 if there is none.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -59,6 +59,10 @@ class Crossing:
     before: int
     after: int
     events: int
+
+
+FindDraw = Callable[[Crossing, int], tuple[float, int]]
+"""Given a crossing and its limit, finds the draw up to which rows are deferred there, and the total then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,27 +286,30 @@ class RiskCurve:
 
     def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
         """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
-        if self.signed or self.grid is not None:
+        if self.signed:
             return [None if stop is None else self._threshold(stop) for stop in self.walk.stops(limits)]
-        crossed = crossings_here(self.events.total, self.events.position, self.events.drop, limits)
-        return [
-            None if crossing is None else self._at_crossing(crossing, limit)
-            for crossing, limit in zip(crossed, limits, strict=True)
-        ]
+        return find_thresholds(self, limits)
 
     def _threshold(self, index: int) -> RiskThreshold:
         u = None if self.boundary_u is None else float(self.boundary_u[index])
         return RiskThreshold(float(self.breakpoints[index]), u, self.exact_total(index))
 
-    def _at_crossing(self, crossing: Crossing, limit: int) -> RiskThreshold:
-        """Return the threshold at a gap; with draws, those of the rows whose loss falls there say how far to go."""
-        u, total = None, crossing.after
-        if self.draw is not None and crossing.gap == 0:
-            u = 0.0
-        elif self.draw is not None:
-            there = np.flatnonzero(self.events.position == crossing.gap)
-            u, total = last_draw(self.draw(self.events.row[there]), self.events.drop[there], crossing.before, limit)
-        return RiskThreshold(crossing.gap, u, Fraction(total, 10**self.tick_digits))
+    def crossings(self, limits: Sequence[int]) -> list[Crossing | None]:
+        """Return where the total first is within each limit."""
+        return crossings_here(self.events.total, self.events.position, self.events.drop, limits)
+
+    @property
+    def find_draw(self) -> FindDraw | None:
+        """See `EventSearch`."""
+        return None if self.draw is None else partial(self._find_draw, self.draw)
+
+    def _find_draw(self, draw: Draw, crossing: Crossing, limit: int) -> tuple[float, int]:
+        there = np.flatnonzero(self.events.position == crossing.gap)
+        return last_draw(draw(self.events.row[there]), self.events.drop[there], crossing.before, limit)
+
+    def fallen(self, low: float, high: float) -> int:
+        """Return by how much the total falls above one gap and up to another."""
+        return int(self.events.drop[(self.events.position > low) & (self.events.position <= high)].sum())
 
     def row_losses(self, relaxation: float, boundary_u: float | None = None) -> Integers:
         """Return the loss of every row at a relaxation, in ticks."""
@@ -337,6 +344,54 @@ class RiskCurve:
     def mean(self, relaxation: float | Floats) -> Floats:
         """Return the empirical risk, total / n."""
         return self.total(relaxation) / self.n
+
+
+class EventSearch(Protocol):
+    """Events whose total only falls, wherever they are: in memory, in files, on other machines."""
+
+    @property
+    def tick_digits(self) -> int:
+        """One tick is 10^-tick_digits."""
+        ...
+
+    @property
+    def grid(self) -> Floats | None:
+        """The only relaxations allowed; None for all."""
+        ...
+
+    @property
+    def find_draw(self) -> FindDraw | None:
+        """Finds the draw at a crossing; None unless the boundary is random."""
+        ...
+
+    def crossings(self, limits: Sequence[int]) -> list[Crossing | None]:
+        """Return where the total first is within each limit; None if it never is."""
+        ...
+
+    def fallen(self, low: float, high: float) -> int:
+        """Return by how much the total falls above one gap and up to another."""
+        ...
+
+
+def find_thresholds(search: EventSearch, limits: Sequence[int]) -> list[RiskThreshold | None]:
+    """Return the smallest threshold at which a falling total is within each limit, in ticks; None if none is."""
+    crossed = zip(search.crossings(limits), limits, strict=True)
+    return [None if crossing is None else _threshold_at(search, crossing, limit) for crossing, limit in crossed]
+
+
+def _threshold_at(search: EventSearch, crossing: Crossing, limit: int) -> RiskThreshold | None:
+    gap, u, total = crossing.gap, None, crossing.after
+    if search.grid is not None:
+        index = int(np.searchsorted(search.grid, gap))
+        if index == len(search.grid):
+            return None
+        point = float(search.grid[index])
+        if point > gap:
+            total -= search.fallen(gap, point)
+        gap = point
+    elif search.find_draw is not None:
+        u, total = (0.0, total) if gap == 0 else search.find_draw(crossing, limit)
+    return RiskThreshold(gap, u, Fraction(total, 10**search.tick_digits))
 
 
 def grid_points(step: Number) -> Floats:

@@ -10,9 +10,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions
-from conformal_arbitrage.calibration.forms import Cluster, PerSession
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
+from conformal_arbitrage.calibration.promises import Cluster, PerSession
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.losses import Loss

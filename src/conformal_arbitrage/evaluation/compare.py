@@ -14,7 +14,8 @@ from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.core.bounds import binomial_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Indices
-from conformal_arbitrage.core.learned import (
+from conformal_arbitrage.core.losses import Number, as_fraction, net_losses, within_unit
+from conformal_arbitrage.core.ridge import (
     STRENGTHS,
     FeatureRows,
     FeatureSet,
@@ -23,7 +24,6 @@ from conformal_arbitrage.core.learned import (
     fit_ridges,
     spendable_losses,
 )
-from conformal_arbitrage.core.losses import Number, as_fraction, net_losses, within_unit
 from conformal_arbitrage.core.trials import Split, draw_splits
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from html import escape
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.calibrate import Fit, binomial_spendable, find_threshold, refuse_graded
+from conformal_arbitrage.calibration.calibrate import Fit, find_fits, refuse_graded
 from conformal_arbitrage.calibration.cascade import TUNING_SHARE, apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.learned import Features, refuse_row_count
 from conformal_arbitrage.calibration.learning import LearnedRows, learned_rows
@@ -23,10 +24,12 @@ from conformal_arbitrage.calibration.options import (
     threshold_rows,
 )
 from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.survey import LogSurvey
 from conformal_arbitrage.calibration.words import chain_text
+from conformal_arbitrage.core.bounds import binomial_spendable
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
-from conformal_arbitrage.core.learned import decide_budgets, feature_matrix, spendable_losses, unseen_groups
 from conformal_arbitrage.core.losses import GuardianSees, Number, events_of
+from conformal_arbitrage.core.ridge import decide_budgets, feature_matrix, spendable_losses, unseen_groups
 from conformal_arbitrage.core.trials import (
     Name,
     Split,
@@ -127,7 +130,7 @@ def trial_calibration(
         fewest = [rows_needed(alpha, bound) if options.merges else None for alpha in budgets]
         sources = list(zip(*(threshold_rows(own, one) for one in fewest), strict=True))
         return [
-            _part(steps, mask, _fits(log, of, budgets, bound, alone, delta) if one.size else [None] * len(budgets))
+            _part(steps, mask, _fits(log, of, budgets, alone, delta) if one.size else [None] * len(budgets))
             for mask, one, of in zip(masks, own, sources, strict=True)
         ]
 
@@ -144,16 +147,13 @@ def _fits(
     log: ScoreLog,
     sources: Sequence[Indices],
     budgets: Sequence[Fraction],
-    bound: Fraction,
     options: CalibrationOptions,
     delta: float | None,
 ) -> list[Fit]:
     """Calibrate a group on the rows that its threshold comes from at each budget, mostly the same ones."""
-    parts = {id(source): log.select(source) for source in sources}
-    curves = {key: options.curve(part) for key, part in parts.items()}
+    parts = {id(source): LogSurvey(log.select(source), options) for source in sources}
     return [
-        find_threshold(parts[id(source)], curves[id(source)], alpha, bound, options, delta)
-        for source, alpha in zip(sources, budgets, strict=True)
+        find_fits(parts[id(source)], [alpha], options, delta)[0] for source, alpha in zip(sources, budgets, strict=True)
     ]
 
 
@@ -263,16 +263,18 @@ class Frontier:
         """Return all points of one policy."""
         return tuple(point for point in self.points if point.policy == policy)
 
-    def plot(self, ax: "Axes | None" = None, *, x: str | None = None, y: str | None = None) -> "Axes":
+    def plot(self, ax: "Axes | str | Path | None" = None, *, x: str | None = None, y: str | None = None) -> "Axes":
         """Draw the frontier and return its axes; needs matplotlib.
 
         Args:
-            ax: the axes to draw on; a new figure if None.
+            ax: the axes to draw on, or a file to save a new figure to (.png, .svg, .pdf); a new figure if None.
             x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
             y: the name of an outcome, or "loss"; by default the first outcome.
         """
-        from conformal_arbitrage.evaluation.show import draw_frontier, new_axes
+        from conformal_arbitrage.evaluation.show import draw_frontier, new_axes, save_drawing
 
+        if isinstance(ax, str | Path):
+            return save_drawing(ax, lambda axes: draw_frontier(axes[0], self, x=x, y=y))
         return draw_frontier(new_axes() if ax is None else ax, self, x=x, y=y)
 
     def __repr__(self) -> str:

@@ -11,14 +11,12 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.calibrate import RowCounts
-from conformal_arbitrage.calibration.learned import FEWEST_ROWS
-from conformal_arbitrage.calibration.learning import learned_rows
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
-from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
-from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.options import resolve_options
+from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
+from conformal_arbitrage.calibration.survey import RowFacts
+from conformal_arbitrage.core.bounds import Interval
 from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
-from conformal_arbitrage.core.learned import left_out_kept, spendable_losses
 from conformal_arbitrage.core.losses import Number, log_losses, net_losses, within_unit
 from conformal_arbitrage.core.walk import RiskCurve
 from conformal_arbitrage.errors import OptionError
@@ -29,10 +27,42 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
 USUAL_SHARE = Fraction("0.05")
-_MOST_LEARNED = 20_000
-"""Rows of a log for which a learned score is described as well."""
+FEWEST_TUNING_ROWS = 10
+"""Rows that budgets are described on, and options chosen on, at the least."""
 LEAST_SAVING = 0.05
 """A pair that saves fewer Guardian calls than this, compared with random routing, is not worth routing."""
+_Z = 1.96
+"""Half a 95 % interval, in standard errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointEstimate:
+    """A mean, with an approximate 95 % interval."""
+
+    mean: float
+    interval: Interval
+
+    def points(self) -> str:
+        """Return the estimate in points, for people."""
+        low, high = self.interval
+        return f"{100 * self.mean:.1f} points (95 % interval {100 * low:.1f} to {100 * high:.1f})"
+
+    @property
+    def positive(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.interval[0] > 0
+
+
+def point_estimate(mean: float, error: float) -> PointEstimate:
+    """Return an estimate from a mean and its standard error."""
+    return PointEstimate(mean=mean, interval=(mean - _Z * error, mean + _Z * error))
+
+
+def mean_estimate(values: Floats) -> PointEstimate:
+    """Return the mean of independent values as an estimate; a single one has no error."""
+    return point_estimate(
+        float(values.mean()), float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +75,6 @@ class BudgetUse:
         deferred_random: the same with boundary="random".
         wasted: share of the budget that boundary="include" leaves unused.
         deferred_net: share sent to the Guardian with loss="net"; None if all are, or if outcomes are unknown.
-        deferred_learned: the same with score="auto", each row decided by the others; None if all are, or if this log has
-            too few rows, or too many, to learn from.
     """
 
     alpha: float
@@ -54,7 +82,6 @@ class BudgetUse:
     deferred_random: float | None
     wasted: float | None
     deferred_net: float | None = None
-    deferred_learned: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +103,11 @@ class Inspection:
         auc: how well a small margin predicts regret; 0.5 is chance, 1 is perfect.
         auc_interval: its 95 % confidence interval, approximate.
         calls_saved: share of Guardian calls saved compared with random routing at the same loss, mean over all budgets.
-        worth_routing: whether that is enough.
+        guardian_gain: how much more often the Guardian is right than the Primary; None if that is unknown.
+        worth_routing: whether these rows show that routing is better than random, and better than the Primary alone.
         verdict: the reason, in words.
-        budgets: what several budgets buy.
+        budgets: what several budgets buy, on the rows that `recommend` sets aside for choosing.
+        budget_rows: how many these are.
         cost_per_1000: dollars of each model alone, if costs are known.
         problems: what to fix, in words.
         repeated_contexts: rows whose context stood in an earlier row.
@@ -101,10 +130,12 @@ class Inspection:
     primary_loss: float
     auc: float | None
     auc_interval: tuple[float, float] | None
-    calls_saved: float | None
+    calls_saved: PointEstimate | None
+    guardian_gain: PointEstimate | None
     worth_routing: bool
     verdict: str
     budgets: tuple[BudgetUse, ...]
+    budget_rows: int
     cost_per_1000: dict[str, float] | None
     problems: tuple[str, ...]
     repeated_contexts: int
@@ -112,17 +143,17 @@ class Inspection:
     next_steps: tuple[str, ...] = ()
     sampled_rows: int | None = None
 
-    def with_counts(self, counts: RowCounts) -> "Inspection":
-        """Return the inspection of a sample with what was counted in all rows."""
+    def with_counts(self, counts: RowFacts, source: str) -> "Inspection":
+        """Return the inspection of a sample with what was counted in all rows of its source."""
         return replace(
             self,
-            source=counts.source,
+            source=source,
             rows=counts.rows,
             fewest_actions=counts.fewest_actions,
             most_actions=counts.most_actions,
             no_opinion_rows=counts.no_opinion,
             missing_guardian_rows=counts.unknown,
-            next_steps=tuple(step.replace(quote(self.source), quote(counts.source)) for step in self.next_steps),
+            next_steps=tuple(step.replace(quote(self.source), quote(source)) for step in self.next_steps),
             sampled_rows=self.rows if self.rows < counts.rows else None,
         )
 
@@ -158,23 +189,15 @@ class Inspection:
 
     def budget_table(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of what several budgets buy, for people."""
-        header = ["alpha", "sent to the Guardian", "with boundary random", "unused budget"]
-        rows = [
-            [f"{b.alpha:g}", _share(b.deferred), _share(b.deferred_random), _share(b.wasted, all_deferred="-")]
-            for b in self.budgets
-        ]
-        further = {
-            "with score auto": [b.deferred_learned for b in self.budgets],
-            "with loss net": [b.deferred_net for b in self.budgets],
-        }
-        for title, shares in further.items():
-            if any(share is not None for share in shares):
-                header = [*header, title]
-                rows = [[*row, _share(share)] for row, share in zip(rows, shares, strict=True)]
+        header = ["risk budget", "asks the Guardian", "with --boundary random"]
+        rows = [[f"{use.alpha:g}", _share(use.deferred), _share(use.deferred_random)] for use in self.budgets]
+        if any(use.deferred_net is not None for use in self.budgets):
+            header.append("with --loss net")
+            rows = [[*row, _share(use.deferred_net)] for row, use in zip(rows, self.budgets, strict=True)]
         return header, rows
 
     def __repr__(self) -> str:
-        saved = "None" if self.calls_saved is None else f"{self.calls_saved:.3f}"
+        saved = "None" if self.calls_saved is None else f"{self.calls_saved.mean:.3f}"
         return (
             f"Inspection(source={self.source!r}, rows={self.rows}, worth_routing={self.worth_routing}, "
             f"calls_saved={saved}, problems={len(self.problems)})"
@@ -194,8 +217,8 @@ def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
 
 
-def _share(value: float | None, *, all_deferred: str = "all") -> str:
-    return all_deferred if value is None else f"{100 * value:.1f} %"
+def _share(value: float | None) -> str:
+    return "about all" if value is None else f"about {100 * value:.1f} %"
 
 
 def inspect(
@@ -224,8 +247,10 @@ def inspect(
     curve = RiskCurve.from_log(answered, guardian_sees="all")
     bound = curve.bound(loss_bound) if loss_bound is not None or curve.unit_scores else None
     auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
-    saved = _calls_saved(margin, regret)
-    worth, verdict = _verdict(saved, auc, prices)
+    saved, gains = _calls_saved(margin, regret), right_gains(answered, top)
+    worth, verdict = _verdict(saved, None if gains is None else (gains, margin), prices)
+    choosing = rows_to_choose_on(log)
+    uses = () if bound is None else budget_uses(choosing, bound, len(log) - len(choosing) or len(log))
     return Inspection(
         source=log.source,
         rows=len(log),
@@ -241,14 +266,16 @@ def inspect(
         auc=auc,
         auc_interval=interval,
         calls_saved=saved,
+        guardian_gain=None if gains is None else mean_estimate(gains),
         worth_routing=worth,
         verdict=verdict,
-        budgets=() if bound is None else _budgets(answered, curve, margin, bound),
+        budgets=uses,
+        budget_rows=len(choosing),
         cost_per_1000=None if prices is None else prices.per_1000,
         problems=(*_problems(log, bound), *repeated.problems()),
         repeated_contexts=repeated.contexts,
         repeated_rows=repeated.rows,
-        next_steps=_next_steps(log, worth, _at_usual_budget(curve, margin, bound)),
+        next_steps=_next_steps(log) if worth else (),
     )
 
 
@@ -265,60 +292,72 @@ def primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
     return top, margin, regret
 
 
-def _calls_saved(margin: Floats, regret: Floats) -> float | None:
+def _calls_saved(margin: Floats, regret: Floats) -> PointEstimate | None:
     """Return the share of Guardian calls saved by the margin over random routing at the same loss.
 
     The mean over all budgets that the margin can reach. Rows tied at the top are always deferred. None if the Primary
-    alone has no loss.
+    alone has no loss. The error is that of a margin which says nothing: of all orders of the same losses.
     """
     if regret.sum() == 0:
         return None
+    n, part = len(margin), regret / regret.sum()
     values, where = np.unique(margin, return_inverse=True)
-    deferred = np.cumsum(np.bincount(where)) / len(margin)
-    random = np.cumsum(np.bincount(where, regret)) / regret.sum()
+    deferred, random = np.cumsum(np.bincount(where)) / n, np.cumsum(np.bincount(where, regret)) / regret.sum()
+    tied = float(deferred[0]) if values[0] == 0 else 0.0
     if values[0] > 0:
         deferred, random = np.concatenate([[0.0], deferred]), np.concatenate([[0.0], random])
-    if random[-1] == random[0]:
-        return float(random[-1] - deferred[0])
-    return float(np.trapezoid(random - deferred, random) / (random[-1] - random[0]))
+    spread = float(((part - 1 / n) ** 2).sum()) / max(n - 1, 1)
+    if random[-1] - random[0] < 1e-12:  # every loss is tied at the top
+        return point_estimate(float(random[-1] - deferred[0]), (spread * n * tied * (1 - tied)) ** 0.5)
+    area = float(np.trapezoid(random - deferred, random) / (random[-1] - random[0]))
+    ranks = (deferred[1:] + deferred[:-1]) / 2  # middle ranks of the rows that are not tied at the top
+    counts = np.diff(deferred) * n
+    mean = float(counts @ ranks / counts.sum())
+    variance = spread * (n * tied * (1 - tied) / 4 + float(counts @ (ranks - mean) ** 2) / (1 - tied) ** 2)
+    return point_estimate(area, variance**0.5)
 
 
-def _budgets(log: ScoreLog, curve: RiskCurve, margin: Floats, bound: Fraction) -> tuple[BudgetUse, ...]:
-    """Return what each budget buys, the net loss included where outcomes tell it."""
-    learned = _learned_shares(log, margin, bound)
+def right_gains(log: ScoreLog, primary: Integers) -> Floats | None:
+    """Return how much better the Guardian's choice is than the Primary's, by `correct`; None where that is unknown."""
+    if "correct" not in log.outcome_names:
+        return None
+    correct, starts = log.outcome("correct"), log.offsets[:-1]
+    gains = correct[starts + row_argmax(log.guardian, log.offsets)] - correct[starts + primary]
+    return None if np.isnan(gains).any() else gains
+
+
+def rows_to_choose_on(log: ScoreLog) -> ScoreLog:
+    """Return the rows that `recommend` sets aside by default, so that describing budgets spoils no others."""
+    rows = log
+    if round(TUNING_SHARE * len(log)) >= FEWEST_TUNING_ROWS:
+        rows = split(log, share=TUNING_SHARE)[0]
+    known = rows.select(~rows.unknown_loss)
+    return known if len(known) else log.select(~log.unknown_loss)
+
+
+def budget_uses(log: ScoreLog, bound: Fraction, n: int) -> tuple[BudgetUse, ...]:
+    """Return what each budget buys with a certificate from n rows, the net loss included where outcomes tell it.
+
+    n rows at alpha allow a loss of (alpha (n + 1) - B) / n per row; the rows of this log, at another alpha, allow the same.
+    """
+    _, margin, _ = primary_alone(log)
+    curve, m = RiskCurve.from_log(log, guardian_sees="all"), len(log)
+    alphas = [share * bound for share in SHARES]
+    same = [(m * (alpha * (n + 1) - bound) / n + bound) / (m + 1) for alpha in alphas]
     uses = [
-        replace(_use(curve, margin, share * bound, bound), deferred_learned=deferred)
-        for share, deferred in zip(SHARES, learned, strict=True)
+        replace(_use(curve, margin, here, bound), alpha=float(alpha)) for here, alpha in zip(same, alphas, strict=True)
     ]
     if "correct" not in log.outcome_names or log.binary is not None:
         return tuple(uses)
     grades = log.outcome("correct")
     if np.isnan(net_losses(log, grades)).any() or not within_unit(grades) or bound != 1:
         return tuple(uses)
-    u = np.random.default_rng(0).random(len(log))  # any draws do for a description
+    u = np.random.default_rng(0).random(m)  # any draws do for a description
     net = RiskCurve.from_log(log, grades=grades, u=u)
-    breakpoints = net.search([use.alpha for use in uses], bound)
     return tuple(
         replace(use, deferred_net=None if k is None else _deferred(net, k, margin, u))
-        for use, k in zip(uses, breakpoints, strict=True)
+        for use, k in zip(uses, net.search(same, bound), strict=True)
     )
-
-
-def _learned_shares(log: ScoreLog, margin: Floats, bound: Fraction) -> list[float | None]:
-    """Return the share that score="auto" sends to the Guardian at each budget, if each row is decided by the others."""
-    if not FEWEST_ROWS <= len(log) <= _MOST_LEARNED or not ((log.sizes > 1) & (margin > 0)).any():
-        return [None] * len(SHARES)
-    options = CalibrationOptions(
-        boundary="random", score="auto", loss_bound=bound, key=b"any draws do for a description"
-    )
-    named = replace(log, id=np.arange(len(log)).astype(np.str_)) if log.id is None else log
-    rows, alone = learned_rows(named, options, bound), int((log.sizes == 1).sum())
-    fits = rows.score_rows(rows.inputs.used, np.random.default_rng(0).random(len(log)), None).fits()
-    spendable = [spendable_losses(share * bound, bound, len(log) - 1) for share in SHARES]
-    return [
-        None if budget < 1 else 1 - (alone + int(left_out_kept(fits, budget=budget, with_margin=True).sum())) / len(log)
-        for budget in spendable
-    ]
 
 
 def _deferred(curve: RiskCurve, index: int, margin: Floats, u: Floats) -> float:
@@ -329,7 +368,7 @@ def _deferred(curve: RiskCurve, index: int, margin: Floats, u: Floats) -> float:
 
 def _use(curve: RiskCurve, margin: Floats, alpha: Fraction, bound: Fraction) -> BudgetUse:
     """Apply the exact rule at one budget, and in expectation the one that is random at the threshold margin."""
-    index = curve.search([alpha], bound)[0]
+    index = curve.search([alpha], bound)[0] if alpha > 0 else None
     if index is None:
         return BudgetUse(alpha=float(alpha), deferred=None, deferred_random=None, wasted=None)
     relaxation = curve.breakpoints[index]
@@ -343,42 +382,20 @@ def _use(curve: RiskCurve, margin: Floats, alpha: Fraction, bound: Fraction) -> 
     return BudgetUse(alpha=float(alpha), deferred=deferred, deferred_random=deferred - spare, wasted=wasted)
 
 
-def _at_usual_budget(curve: RiskCurve, margin: Floats, bound: Fraction | None) -> tuple[float, float] | None:
-    """Return the share sent to the Guardian at the usual budget with these rows and with any number; None if all are.
-
-    Any number of rows allow a mean loss of alpha, as n rows do at (alpha n + B) / (n + 1).
-    """
-    if bound is None:
-        return None
-    alpha = USUAL_SHARE * bound
-    here = _use(curve, margin, alpha, bound).deferred_random
-    limit = _use(curve, margin, (alpha * curve.n + bound) / (curve.n + 1), bound).deferred_random
-    return None if here is None or limit is None else (here, limit)
-
-
-def _next_steps(log: ScoreLog, worth: bool, shares: tuple[float, float] | None) -> tuple[str, ...]:
-    """Return what to run next, and what more rows would buy."""
+def _next_steps(log: ScoreLog) -> tuple[str, ...]:
+    """Return what to run next."""
     options = f" --primary-column {quote(log.columns[0])} --guardian-column {quote(log.columns[1])}"
     columns = "" if log.columns == ("primary", "guardian") else options
-    steps: list[str] = []
-    if worth:
-        in_memory = log.source in ("arrays", "frame")
-        call = (
-            "recommend(log, A)"
-            if in_memory
-            else f"arbitrage recommend {quote(log.source)}{columns} --alpha A -o route.toml"
-        )
-        steps.append(
-            f"Next: {call}, with the alpha that you need, not the one that looks best here; it chooses options on one part "
-            "of the rows and certifies on the rest."
-        )
-    if worth and shares is not None:
-        here, limit = shares
-        steps.append(
-            f"At alpha {float(USUAL_SHARE):g} of the loss bound, the Guardian is asked about {100 * here:.1f} % of these "
-            f"queries; any number of further rows would bring that to {100 * limit:.1f} %."
-        )
-    return tuple(steps)
+    in_memory = log.source in ("arrays", "frame")
+    call = (
+        "recommend(log, A)"
+        if in_memory
+        else f"arbitrage recommend {quote(log.source)}{columns} --alpha A -o route.toml"
+    )
+    return (
+        f"Next: {call}, with the alpha that you need, not the one that looks best here; it chooses options on one part of "
+        "the rows and certifies on the rest.",
+    )
 
 
 def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tuple[float, float] | None]:
@@ -400,26 +417,55 @@ def _auc(margin: Floats, regret: Floats, bound: float) -> tuple[float | None, tu
     return area, (max(0.0, area - half), min(1.0, area + half))
 
 
-def _verdict(saved: float | None, auc: float | None, costs: Costs | None) -> tuple[bool, str]:
+def _verdict(
+    saved: PointEstimate | None, gained: tuple[Floats, Floats] | None, costs: Costs | None
+) -> tuple[bool, str]:
+    """Return whether routing is worth it, compared with the Primary alone and with random routing, and why.
+
+    Args:
+        saved: Guardian calls saved over random routing at the same loss; None if the Primary alone has no loss.
+        gained: how much better the Guardian's choice is, and the margin, row by row; None if that is unknown.
+        costs: of both models, if known.
+    """
     if saved is None:
-        return False, "Not worth routing: the Primary alone has no loss here, so use it for every query."
+        return False, "Use the Primary alone: it has no loss here."
+    better = None
+    if gained is not None:
+        gains, margin = gained
+        better = mean_estimate(gains)
+        unsure = mean_estimate(np.where(margin <= np.median(margin), gains, 0.0))
+        if not better.positive and not unsure.positive:
+            return False, _no_gain(better)
     needed = LEAST_SAVING if costs is None else max(LEAST_SAVING, _cost_ratio(costs) / 2)
-    detail = "" if auc is None else f" (AUC of the margin for regret {auc:.2f}; chance is 0.50)"
-    if saved < LEAST_SAVING:
-        gain = f"saves only {100 * saved:.0f} points of" if saved >= 0.005 else "saves no"
+    if saved.mean < LEAST_SAVING or not saved.positive:
+        chance = "" if saved.mean < LEAST_SAVING else ", which may be chance: more rows would tell"
         return False, (
-            f"Not worth routing: at the same loss the margin {gain} Guardian calls over random routing{detail}. Look for "
-            "a Primary whose confidence tells right from wrong."
+            f"Not worth routing: at the same loss the margin saves {saved.points()} of Guardian calls over random routing"
+            f"{chance}. Look for a Primary whose confidence tells right from wrong."
         )
-    if saved < needed:
+    if saved.mean < needed:
         return False, (
-            f"Not worth routing: the margin saves {100 * saved:.0f} points of Guardian calls over random routing, but a "
-            f"deferral also pays for the Primary, and that costs more ({100 * needed:.0f} points). Look for a cheaper "
-            "Primary."
+            f"Not worth routing: the margin saves {saved.points()} of Guardian calls over random routing, but a deferral "
+            f"also pays for the Primary, and that costs more ({100 * needed:.0f} points). Look for a cheaper Primary."
         )
+    than = "" if better is None else f" The Guardian is right more often than the Primary by {better.points()}."
     return True, (
-        f"Worth routing: at the same loss the margin saves {100 * saved:.0f} points of Guardian calls over random "
-        f"routing, on average over all budgets{detail}."
+        f"Worth routing: at the same loss the margin saves {saved.points()} of Guardian calls over random routing, on "
+        f"average over all budgets.{than}"
+    )
+
+
+def _no_gain(better: PointEstimate) -> str:
+    """Return the verdict on a Guardian that is not shown to be better than the Primary."""
+    if better.mean <= 0:
+        worse = PointEstimate(mean=-better.mean, interval=(-better.interval[1], -better.interval[0]))
+        return (
+            f"Use the Primary alone: it is right more often than the Guardian by {worse.points()}, and no less often where "
+            "it is unsure. A limit on the loss against this Guardian would only send queries to the worse model."
+        )
+    return (
+        f"Not worth routing: these rows do not show that the Guardian is better than the Primary; it is right more often by "
+        f"{better.points()}. Collect more rows, or look for a better Guardian."
     )
 
 
@@ -446,7 +492,7 @@ def _cost_ratio(costs: Costs) -> float:
 def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     problems: list[str] = []
     if log.id is None:
-        problems.append('no `id` column: boundary="random", joins and resuming need one')
+        problems.append("no `id` column: learned scores, joins and resuming need one")
     if log.unknown_loss.any():
         what = "have no Guardian score" if log.binary is None else "lack a Guardian score or its `correct`"
         problems.append(

@@ -5,7 +5,7 @@ import os
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 from msgspec import Struct, ValidationError, convert, structs
 
-from conformal_arbitrage.calibration.calibrate import calibrate, refuse_repeated_ids
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
 from conformal_arbitrage.calibration.learned import Features, ScoreKind, text_embedding
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
-from conformal_arbitrage.calibration.planning import rows_needed, split
+from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
+from conformal_arbitrage.calibration.promises import CertifiedPart
+from conformal_arbitrage.calibration.survey import LogSurvey, refuse_repeated_ids
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
 from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.core.losses import Number, as_fraction
@@ -26,6 +28,14 @@ from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of
 from conformal_arbitrage.evaluation.frontier import evaluate
+from conformal_arbitrage.evaluation.inspection import (
+    FEWEST_TUNING_ROWS,
+    PointEstimate,
+    mean_estimate,
+    point_estimate,
+    primary_alone,
+    right_gains,
+)
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
@@ -70,6 +80,27 @@ class RouteOption:
     text: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteComparison:
+    """What a certificate does on rows that it has not seen, against simpler choices.
+
+    Attributes:
+        measure: what is compared: "correct", the share of right answers, or else "loss", the loss avoided.
+        over_primary: gain over the Primary alone; None if only the loss against the Guardian is known.
+        over_guardian: gain over the Guardian alone.
+        over_random: gain over random routing at the same cost or, without costs, with as many Guardian calls.
+        worth_routing: whether these rows show a gain over the Primary alone and over random routing.
+        verdict: the same in words.
+    """
+
+    measure: Literal["correct", "loss"]
+    over_primary: PointEstimate | None
+    over_guardian: PointEstimate | None
+    over_random: PointEstimate
+    worth_routing: bool
+    verdict: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recommendation:
     """What to run, and the certificate that runs it.
@@ -90,6 +121,7 @@ class Recommendation:
         cost_per_1000: dollars per 1000 queries on the tuning rows; None if costs are unknown.
         cost_error: its standard error.
         guardian_cost_per_1000: dollars per 1000 queries of the Guardian alone.
+        comparison: with the models alone and with random routing, on the tuning rows.
         certificate: the certificate.
     """
 
@@ -107,13 +139,15 @@ class Recommendation:
     cost_per_1000: float | None
     cost_error: float | None
     guardian_cost_per_1000: float | None
+    comparison: RouteComparison
     certificate: Certificate
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recommendation as a JSON document."""
-        objects = ("chosen", "options", "certificate", "tuning", "certified")
-        own = {name: getattr(self, name) for name in self.__slots__ if name not in objects}
-        return own | {
+        objects = ("chosen", "options", "certificate", "tuning", "certified", "comparison")
+        figures = {name: getattr(self, name) for name in self.__slots__ if name not in objects}
+        return figures | {
+            "comparison": asdict(self.comparison),
             "tuning_rows": len(self.tuning),
             "certified_rows": len(self.certified),
             "chosen": asdict(self.chosen),
@@ -130,10 +164,15 @@ class Recommendation:
             ("loss", f"{chosen.loss}, at most {self.alpha:g} on average"),
             ("score", _describe_score(chosen, self.certificate)),
             ("boundary", chosen.boundary),
-            ("rows", f"{len(self.tuning)} to choose on, {len(self.certified)} others to certify on"),
+            (
+                "rows",
+                f"{len(self.tuning)} to choose on, drawn at random (share {self.share:g}, seed {self.seed}); the other "
+                f"{len(self.certified)} are certified",
+            ),
             (
                 "asks the Guardian",
-                f"about {100 * self.deferred:.1f} % of the queries (95 % interval {100 * low:.1f} to {100 * high:.1f} %)",
+                f"about {100 * self.deferred:.1f} % of the queries (95 % interval {100 * low:.1f} to {100 * high:.1f} %), "
+                f"measured on the {len(self.tuning)} rows to choose on, which the certificate has not seen",
             ),
         ]
         if self.cost_per_1000 is not None and self.guardian_cost_per_1000 is not None:
@@ -142,13 +181,16 @@ class Recommendation:
         return facts
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return header and rows of all options, the chosen one marked; a single pair of models is not repeated."""
-        header = ["option", "loss", "score", "boundary", "sent to the Guardian", "with 2 x the rows", "with any number"]
-        priced = any(option.cost_per_1000 is not None for option in self.options)
-        rows = [_cells(option, chosen=option is self.chosen, priced=priced) for option in self.options]
-        if len({pair_of(option) for option in self.options}) == 1:
+        """Return header and rows of all options, with the Guardian calls that each would take beyond the chosen one."""
+        header = ["option", "loss", "score", "boundary", "Guardian calls"]
+        rows = [_cells(option, self.chosen) for option in self.options]
+        if len({pair_of(option) for option in self.options}) == 1:  # a single pair of models is not repeated
             header, rows = ["", *header[1:]], [[row[0][:1], *row[1:]] for row in rows]
-        return [*header, "$ per 1000"] if priced else header, rows
+        costs = [option.cost_per_1000 for option in self.options]
+        if any(cost is not None for cost in costs):
+            header.append("$ per 1000")
+            rows = [[*row, "-" if cost is None else f"{cost:.4g}"] for row, cost in zip(rows, costs, strict=True)]
+        return header, rows
 
     def more_rows(self) -> str:
         """Return what more rows to certify on would buy, in words."""
@@ -170,13 +212,25 @@ class Recommendation:
         other = next((o for o in self.options if not o.eligible and pair_of(o) == pair_of(self.chosen)), None)
         if other is None:
             return "The loss says what is promised, so it is never chosen for you: --loss regret or --loss net."
-        saves = f"--loss {other.loss} would ask the Guardian about {100 * other.deferred:.1f} % of the queries"
+        fewer = self.chosen.deferred - other.deferred
+        calls = f"{100 * abs(fewer):.1f} points {'fewer' if fewer > 0 else 'more'} of the queries"
+        saves = f"--loss {other.loss} would ask the Guardian about {calls}"
         meaning = (
             "it lets answers that beat the Guardian's make up for worse ones"
             if other.loss == "net"
             else "it gives no credit for answers that beat the Guardian's"
         )
         return f"{saves}, but promises something else ({meaning}), so it is yours to choose."
+
+    def policy_section(self, certificate: str) -> str:
+        """Return the section of arbitrage.toml that serves the certificate of this file."""
+        lines = ["[policies.main]", f"certificate = {_toml(certificate)}"]
+        if self.certificate.identities == "unbound":
+            lines.append('allow = ["unbound"]  # this log does not name its models, so answers carry no guarantee')
+        source = group_source_of(self.certificate)
+        lines += [] if source is None else [f"group = {_toml(source)}"]
+        form = "text" if self.certificate.evidence.router else "menu"
+        return "\n".join([*lines, f'form = "{form}"', ""])
 
     def __repr__(self) -> str:
         chosen = self.chosen
@@ -186,19 +240,11 @@ class Recommendation:
         )
 
 
-def _cells(option: RouteOption, *, chosen: bool, priced: bool) -> list[str]:
-    cells = [
-        f"{'> ' if chosen else '  '}{option.primary} -> {option.guardian}",
-        option.loss,
-        f"{option.score}, texts" if option.text else option.score,
-        option.boundary,
-        f"{100 * option.deferred:.1f} % ± {100 * option.spread:.1f}",
-        f"{100 * option.deferred_with['2']:.1f} %",
-        f"{100 * option.deferred_with['any']:.1f} %",
-    ]
-    if priced:
-        cells.append("-" if option.cost_per_1000 is None else f"{option.cost_per_1000:.4g}")
-    return cells
+def _cells(option: RouteOption, chosen: RouteOption) -> list[str]:
+    calls = "chosen" if option is chosen else f"{100 * (option.deferred - chosen.deferred):+.1f} points"
+    score = f"{option.score}, texts" if option.text else option.score
+    pair = f"{'> ' if option is chosen else '  '}{option.primary} -> {option.guardian}"
+    return [pair, option.loss, score, option.boundary, calls]
 
 
 def _describe_score(option: RouteOption, certificate: Certificate) -> str:
@@ -220,12 +266,10 @@ def pair_of(option: RouteOption) -> tuple[str, str]:
 # --- recommend ---
 
 
-TUNING_SHARE = 0.3
 CONFIDENCE = 0.95
 """Of the interval for the Guardian's share, over all options that were compared."""
 _TIMES: tuple[int | None, ...] = (1, 2, 4, None)
 """Multiples of the certificate's rows at which the share is estimated; None for any number of rows."""
-_FEWEST_TUNING_ROWS = 10
 _LEARNED_HANDICAP = 1.02
 """A learned score is taken if it costs less than the margin by this factor, and one from texts if by its square."""
 
@@ -269,13 +313,11 @@ def recommend(
         InfeasibleError: the rows left to certify on are too few for alpha.
         OptionError: texts were asked for, and cannot be learned from here.
     """
-    if loss not in get_args(PromisedLoss):
-        raise OptionError(f"loss must be 'regret' or 'net'; got {loss!r}")
     pairs = [logs] if isinstance(logs, ScoreLog) else list(logs)
     prices = resolve_options(costs, CostOptions, keywords, name="costs")
-    _check_pairs(pairs)
-    if text:
-        _check_texts(pairs, loss)
+    _check_pairs(pairs, loss, text=text)
+    if len(pairs) == 1 and loss == "regret":  # before the split, so that an error names a row of this log
+        LogSurvey(pairs[0], CalibrationOptions(loss_bound=loss_bound, missing_guardian=missing_guardian)).bound  # noqa: B018
     parts = {log.columns: split(log, share=share, seed=seed) for log in pairs}
     tuning = {columns: part[0] for columns, part in parts.items()}
     left_out: dict[str, str] = {}
@@ -284,17 +326,20 @@ def recommend(
     tried = trial.all_options(_of_the_best_guardian(tuning, left_out), candidates, left_out)
     chosen, rule = _cheapest(tried, left_out)
     measured, certified = parts[chosen.primary, chosen.guardian]
-    certificate = calibrate(certified, alpha, options=rule)
+    part = CertifiedPart(rows=len(pairs[0]), share=share, seed=seed)
+    certificate = calibrate(certified, alpha, options=rule).of_part(part)
     return Recommendation(
         source=certified.source, alpha=certificate.alpha, tuning=measured, certified=certified, share=share, seed=seed,
         chosen=chosen, options=tuple(sorted((option for option, _ in tried), key=lambda option: option.deferred)),
-        left_out=left_out, certificate=certificate,
-        **_use(certificate, measured, prices, compared=len(tuning) * len([one for one in candidates if trial.allows(one)])),
+        left_out=left_out, certificate=certificate, comparison=_comparison(certificate, measured, prices),
+        **_use(certificate, measured, prices, compared=len(tuning) * sum(map(trial.allows, candidates))),
     )  # fmt: skip
 
 
-def _check_pairs(pairs: Sequence[ScoreLog]) -> None:
-    """Refuse logs that do not hold the same rows under different pairs."""
+def _check_pairs(pairs: Sequence[ScoreLog], loss: PromisedLoss, *, text: bool) -> None:
+    """Refuse logs that do not hold the same rows under different pairs, or no texts where these are asked for."""
+    if loss not in get_args(PromisedLoss):
+        raise OptionError(f"loss must be 'regret' or 'net'; got {loss!r}")
     if not pairs:
         raise OptionError("there is no log to choose from; give one, or one for each pair of models")
     if len({log.columns for log in pairs}) < len(pairs):
@@ -304,6 +349,8 @@ def _check_pairs(pairs: Sequence[ScoreLog]) -> None:
         ids, first = (None if one.id is None else one.id.tolist() for one in (log, pairs[0]))
         if len(log) != len(pairs[0]) or ids != first:
             raise OptionError(f"{log.source}: the logs of several pairs must hold the same rows in the same order")
+    if text:
+        _check_texts(pairs, loss)
 
 
 def _check_texts(pairs: Sequence[ScoreLog], loss: PromisedLoss) -> None:
@@ -323,10 +370,10 @@ def _check_texts(pairs: Sequence[ScoreLog], loss: PromisedLoss) -> None:
 def _check_rows(alpha: Number, bound: Fraction, tuning: int, n: int, source: str) -> Fraction:
     """Return alpha; refuse parts too small to choose or to certify on."""
     budget, needed = check_alpha(alpha, bound), rows_needed(alpha, bound)
-    if n < needed or tuning < _FEWEST_TUNING_ROWS:
+    if n < needed or tuning < FEWEST_TUNING_ROWS:
         raise InfeasibleError(
             f"{source}: {tuning} rows to choose on and {n} to certify on are too few for alpha {float(budget):g}: it takes "
-            f"{_FEWEST_TUNING_ROWS} and {needed} or more; collect more rows, or fix the options yourself and run `arbitrage "
+            f"{FEWEST_TUNING_ROWS} and {needed} or more; collect more rows, or fix the options yourself and run `arbitrage "
             "calibrate` on all of them"
         )
     return budget
@@ -375,7 +422,7 @@ def _candidates(
     included = CalibrationOptions(**common)
     if key is None:
         left_out["boundary random, score auto, loss net"] = (
-            "they draw with the project's secret, and there is none here: run `arbitrage init`"
+            "they draw with a secret, and no key was given: pass key=ProjectSecret.find().boundary_key"
         )
         return [included]
     drawn: Mapping[str, Any] = common | {"boundary": "random", "key": key}
@@ -549,6 +596,55 @@ def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compar
     }
 
 
+def _comparison(certificate: Certificate, log: ScoreLog, prices: CostOptions) -> RouteComparison:
+    """Compare a certificate's decisions with the models alone and with random routing, on rows that it has not seen."""
+    rows = log.select(~log.unknown_loss)
+    top, _, regret = primary_alone(rows)
+    deferred = certificate.apply(rows).deferred
+    gains = right_gains(rows, top)
+    known, values = gains is not None, regret if gains is None else gains
+    n, calls, money = len(rows), int(deferred.sum()), costs_of(rows, prices)
+    share, asked = calls / n, calls / n
+    if money is not None:
+        primary, guardian = float(money.primary.mean()), float(money.guardian.full().mean())
+        share = min(share * guardian / (guardian - primary), 1.0) if guardian > primary else 1.0
+    kept = np.where(deferred, values, 0.0)
+    spread = float(values.var(ddof=1)) if n > 1 else 0.0
+    error = (spread * (asked * (1 - asked) + (share - asked) ** 2) / n) ** 0.5  # of as many calls about any rows
+    over_random = point_estimate(float(kept.mean() - share * values.mean()), error)
+    over_primary = mean_estimate(kept) if known else None
+    worth, verdict = _verdict(over_primary, over_random, calls, n)
+    return RouteComparison(
+        measure="correct" if known else "loss",
+        over_primary=over_primary,
+        over_guardian=mean_estimate(kept - values) if known else None,
+        over_random=over_random,
+        worth_routing=worth,
+        verdict=verdict,
+    )
+
+
+def _verdict(over_primary: PointEstimate | None, over_random: PointEstimate, calls: int, n: int) -> tuple[bool, str]:
+    """Return whether these rows show that the certificate is worth its calls, and why."""
+    if calls == n:
+        return False, f"Not worth routing at this budget: all of {n} unseen rows go to the Guardian."
+    if calls == 0:
+        return False, f"Use the Primary alone: it keeps this budget without the Guardian on {n} unseen rows."
+    if over_primary is not None and not over_primary.positive:
+        what = "Use the Primary alone" if over_primary.mean <= 0 else "Not worth routing"
+        than = f"the share of right answers rises by {over_primary.points()} over the Primary alone"
+        return False, f"{what}: on {n} unseen rows, {than}; more Guardian calls do not make this pair better."
+    what = "the loss falls" if over_primary is None else "the share of right answers rises"
+    than = f"on {n} unseen rows, {what} by {over_random.points()} against random routing at the same cost"
+    if not over_random.positive:
+        return (
+            False,
+            f"Not worth routing: {than}, which may be chance; the confidence says too little, or rows are few.",
+        )
+    alone = "" if over_primary is None else f", and by {over_primary.points()} against the Primary alone"
+    return True, f"Worth routing: {than}{alone}."
+
+
 # --- Route plans ---
 
 
@@ -645,7 +741,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def recommend(self, logs: list[ScoreLog], key: bytes | None) -> Recommendation:
         """Choose and certify as the plan says."""
-        return recommend(
+        recommendation = recommend(
             logs,
             self.alpha,
             loss=self.loss,
@@ -663,6 +759,11 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 guardian_price=self.guardian_price,
             ),
         )
+        part = recommendation.certificate.provenance.part
+        if self.sample is None or part is None:
+            return recommendation
+        certificate = recommendation.certificate.of_part(structs.replace(part, sample=self.sample))
+        return replace(recommendation, certificate=certificate)
 
     def with_result(self, recommendation: Recommendation) -> "RoutePlan":
         """Return the plan with what came of it."""

@@ -1,16 +1,12 @@
 """Figures and tables of frontiers, comparisons and monitors."""
 
+# pyright: reportUnknownMemberType=false
+# matplotlib's annotations are incomplete.
 import csv
 import io
-
-# pyright: reportUnknownMemberType=false
-# matplotlib's own annotations are incomplete.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
-
-# pyright: reportUnknownMemberType=false
-# matplotlib's own annotations are incomplete.
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,8 +22,6 @@ from conformal_arbitrage.monitoring.monitor import LedgerHistory
 from conformal_arbitrage.scorelog.tables import replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from matplotlib.axes import Axes
 
 
@@ -84,33 +78,6 @@ def expendable(header: Sequence[str]) -> list[str]:
     """Return the titles of a frontier's columns but loss, cost and the share of deferrals, the first to go first."""
     outcomes = [title for title in reversed(header[1:]) if title not in _TITLES.values()]
     return [*_LEAST, *outcomes]
-
-
-def fitted(
-    header: Sequence[str], rows: Sequence[Sequence[str]], width: int, expendable: Sequence[str]
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return a table whose figures fit a width in characters, and the titles of the columns left out for it.
-
-    Titles may break between words, figures may not.
-
-    Args:
-        header: the titles.
-        rows: the cells.
-        width: of the terminal.
-        expendable: titles of the columns that may be left out, the first to go first.
-    """
-    kept, left_out = list(range(len(header))), list[str]()
-    for title in expendable:
-        if title in header and _width(header, rows, kept) > width:
-            kept.remove(header.index(title))
-            left_out.append(title)
-    return [header[k] for k in kept], [[row[k] for k in kept] for row in rows], left_out
-
-
-def _width(header: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
-    """Return the characters a table takes: its columns, three between two of them, and one at either edge."""
-    columns = [max(len(part) for part in (*header[k].split(), *(row[k] for row in rows))) for k in kept]
-    return sum(columns) + 3 * (len(kept) - 1) + 2
 
 
 def _cell(point: FrontierPoint, name: str, *, divisor: float | None) -> str:
@@ -199,8 +166,8 @@ def save_comparison(comparison: RuleComparison, path: str | Path, *, alpha: floa
 
 def save_drawing(
     path: str | Path, draw: "Callable[[Sequence[Axes]], object]", *, size: tuple[float, float] = _SIZE, rows: int = 1
-) -> None:
-    """Draw on the axes of a new figure and save it.
+) -> "Axes":
+    """Draw on the axes of a new figure, save it, and return the first axes.
 
     Args:
         path: the file to write; its extension selects the format.
@@ -217,9 +184,11 @@ def save_drawing(
         raise OptionError(f"{target}: the name of a figure must end in {', '.join(FIGURE_FORMATS)}")
     figure = Figure(figsize=size, layout="constrained")
     ratios = [2, *[1] * (rows - 1)]
-    draw(figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0].tolist())
+    axes: list[Axes] = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0].tolist()
+    draw(axes)
     with replacing(target) as draft:
         figure.savefig(draft, dpi=160, format=target.suffix.lstrip("."))
+    return axes[0]
 
 
 def new_axes() -> "Axes":
@@ -352,14 +321,7 @@ def _place(point: FrontierPoint, x: str, y: str) -> tuple[float, float]:
 # --- What a monitor saw, as figures ---
 
 
-_MONITOR_BLUE, _MONITOR_ORANGE, _MONITOR_GREY, _RED, _GREEN, _SAFE = (
-    "#0072B2",
-    "#E69F00",
-    "#767676",
-    "#B3261E",
-    "#00735C",
-    "#F3E3C3",
-)
+_RED, _GREEN, _SAFE = "#B3261E", "#00735C", "#F3E3C3"
 _MONITOR_SIZE = (8.6, 5.6)
 _SHORTEST_WINDOW = 200
 _FEWEST_DRAWN = 20
@@ -398,10 +360,10 @@ class DrawnMoment:
 
 
 _MARKS = {
-    "change": (_MONITOR_ORANGE, "--"),
+    "change": (_ORANGE, "--"),
     "red": (_RED, "-"),
     "installed": (_GREEN, "-."),
-    "lifted": (_MONITOR_GREY, ":"),
+    "lifted": (_GREY, ":"),
 }
 
 
@@ -498,12 +460,12 @@ def _draw_limits(axes: "Axes", ledger: DrawnLedger, *, first: bool) -> float:
     name = "limits of the running loss, valid at every moment"
     axes.fill_between(
         x, bound * history.lower[shown], bound * history.upper[shown],
-        color=_MONITOR_BLUE, alpha=0.16, lw=0, label=name if first else None, zorder=2,
+        color=_BLUE, alpha=0.16, lw=0, label=name if first else None, zorder=2,
     )  # fmt: skip
     axes.plot(
         x,
         bound * history.mean[shown],
-        color=_MONITOR_BLUE,
+        color=_BLUE,
         lw=1.6,
         label="running loss of audits" if first else None,
         zorder=4,
@@ -514,7 +476,7 @@ def _draw_limits(axes: "Axes", ledger: DrawnLedger, *, first: bool) -> float:
     if red is not None and red > history.lines.alpha:
         name = f"red line, {bound * red:.3g}"
         axes.plot(span, [bound * red] * 2, color=_RED, lw=1.1, ls="--", label=name if first else None, zorder=3)
-    late = history.audits >= max(5 * _FEWEST_DRAWN, 0)
+    late = history.audits >= 5 * _FEWEST_DRAWN
     return max([bound * (red or 0.0), 1.6 * alpha, *(bound * history.upper[late]).tolist()[:1]])
 
 
@@ -526,7 +488,7 @@ def _lowest(ledger: DrawnLedger) -> float:
 
 def _draw_evidence(axes: "Axes", ledger: DrawnLedger) -> None:
     evidence = np.clip(ledger.history.evidence, log(_LEAST_EVIDENCE), log(_MOST_EVIDENCE))
-    axes.semilogy([ledger.start, *ledger.x], np.exp([0.0, *evidence]), color=_MONITOR_BLUE, lw=1.3)
+    axes.semilogy([ledger.start, *ledger.x], np.exp([0.0, *evidence]), color=_BLUE, lw=1.3)
 
 
 def _name_evidence(axes: "Axes", lines: Lines) -> None:
@@ -564,7 +526,7 @@ def _draw_courses(axes: "Axes", simulation: Simulation) -> float:
     total, bound = simulation.scenario.decisions, simulation.certificate.loss_bound
     window = max(total // 50, _SHORTEST_WINDOW)
     highest = 0.0
-    for way, color, style in (("without", _MONITOR_GREY, ":"), ("with", _MONITOR_ORANGE, "-")):
+    for way, color, style in (("without", _GREY, ":"), ("with", _ORANGE, "-")):
         sums = np.concatenate([[0.0], np.cumsum(simulation.courses[way].losses)])
         ends = np.unique(np.linspace(window, total, 400).astype(np.int64))
         means = bound * (sums[ends] - sums[ends - window]) / window

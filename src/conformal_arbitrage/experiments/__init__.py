@@ -10,9 +10,9 @@ from pathlib import Path
 
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, SourceError
 from conformal_arbitrage.experiments import theory
-from conformal_arbitrage.experiments.datasets import MMLU, PKU, TRUTHFULQA
 from conformal_arbitrage.experiments.protocol import Experiment, Part, Source
 from conformal_arbitrage.experiments.report import Report, write_report
+from conformal_arbitrage.experiments.studies import MMLU, PKU, TRUTHFULQA
 from conformal_arbitrage.experiments.summary import summary_markdown
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.scorelog.log import ScoreLog

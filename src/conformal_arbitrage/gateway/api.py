@@ -10,16 +10,16 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.audits import yet_to_judge
 from conformal_arbitrage.gateway.auth import Caller
-from conformal_arbitrage.gateway.chat import converted, decoded
+from conformal_arbitrage.gateway.chat import DecisionsRequest, converted, decoded
 from conformal_arbitrage.gateway.http import Handler, Incoming, json_response
-from conformal_arbitrage.gateway.people import TICK, Assignment, Reviewer, ReviewQueue, own_figures, team_figures
 from conformal_arbitrage.gateway.policies import PolicyTable
+from conformal_arbitrage.gateway.review_queue import TICK, Assignment, Reviewer, ReviewQueue, own_figures, team_figures
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.live.webhooks import send_test
 from conformal_arbitrage.models.completions import PASSED_ON
 from conformal_arbitrage.models.webhook import WebhookAttempt, WebhookEndpoint
 from conformal_arbitrage.store import claims, events, pages, reviews
@@ -42,11 +42,11 @@ from conformal_arbitrage.store.reviews import ReviewOutcome, ReviewRequest
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import Leg
 
-# --- The routes for reading records, sending feedback and managing policies ---
-
-
 MOST = 1000
 _AT_ONCE = 8
+_LONGEST_REASON = 2000
+_LONGEST_WAIT = 55.0
+_ROOT = "/v1/arbitrage/reviews"
 _TEXT_FILTERS = ("policy", "decided_by", "before")
 _TIME_FILTERS = ("since", "until")
 HIDDEN: Mapping[type[Struct], frozenset[str]] = {
@@ -66,12 +66,13 @@ WITHHELD: Mapping[type[Struct], frozenset[str]] = {
     Content: frozenset({"answer", "primary_answer", "chain_answers"}),
 }
 """The fields of a record that would tell a reviewer, who has yet to judge, what others think or why people are asked."""
+_Grade = Annotated[float, Meta(extra_json_schema={"enum": [0, 0.5, 1]})]
 
 
 class Feedback(Struct, forbid_unknown_fields=True):
     """Feedback on a decision, as a caller sends it."""
 
-    grade: float | None = None
+    grade: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": 1})] | None = None
     grades: Grades | None = None
     label: int | str | None = None
     comment: str | None = None
@@ -83,6 +84,27 @@ class Install(Struct, forbid_unknown_fields=True):
 
     certificate: JSONObject
     dry_run: bool = False
+
+
+class Lift(Struct, forbid_unknown_fields=True):
+    """Why an alarm is lifted, as a caller sends it."""
+
+    reason: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+
+
+class Ballot(Struct, forbid_unknown_fields=True):
+    """A vote: the place of the chosen option as shown, or a grade for each answer in the order shown.
+
+    Attributes:
+        active: how many seconds the reviewer was.
+    """
+
+    choice: Annotated[int, Meta(ge=0, le=100_000)] | None = None
+    grades: Annotated[tuple[_Grade, ...], Meta(extra_json_schema={"minItems": 1, "maxItems": 2})] | None = None
+    active: float | None = None
+
+
+# --- Records, feedback and versions of policies ---
 
 
 class RecordRoutes:
@@ -122,7 +144,9 @@ class RecordRoutes:
 
     async def _under_review(self, records: Sequence[DecisionRecord]) -> frozenset[str]:
         """Return the ids of the records that people have yet to judge."""
-        by_people = {one.name for one in self._policies.all() if one.pair.review or one.settings.grading == "review"}
+        by_people = {
+            policy.name for policy in self._policies.all() if policy.pair.review or policy.settings.grading == "review"
+        }
         settings = {policy.name: policy.settings for policy in self._policies.all()}
         return await yet_to_judge(self._store, settings, [record for record in records if record.policy in by_people])
 
@@ -259,26 +283,7 @@ def _check_feedback(feedback: Feedback) -> None:
         raise RequestError("feedback needs a grade, grades, a label or a comment", status=422, code="empty_feedback")
 
 
-# --- The routes for where a policy stands, and for lifting an alarm ---
-
-
-_LONGEST_REASON = 2000
-
-
-class LiftRequest(Struct, forbid_unknown_fields=True):
-    """Why an alarm is lifted, as a caller sends it."""
-
-    reason: str
-
-
-def without_pending(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a monitor without how many audits are pending, which would tell people what they are asked for."""
-    hidden = {**document}
-    if "audits" in document:
-        hidden["audits"] = {**document["audits"], "pending": None}
-    if "groups" in document:
-        hidden["groups"] = [without_pending(group) for group in document["groups"]]
-    return hidden
+# --- Where a policy stands, and lifting an alarm ---
 
 
 class MonitorRoutes:
@@ -300,7 +305,7 @@ class MonitorRoutes:
 
     async def lift(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/lift: end safe mode without a new certificate, which voids the old one."""
-        body: LiftRequest = converted(decoded(request.content, self._config), LiftRequest)
+        body: Lift = converted(decoded(request.content, self._config), Lift)
         policy = self._policies.named(str(request.path_params["name"]))
         request.caller.check_policy(policy.name)
         if not 0 < len(body.reason.strip()) <= _LONGEST_REASON:
@@ -316,23 +321,17 @@ class MonitorRoutes:
         return json_response({"policy": policy.name, **msgspec.structs.asdict(lifted)})
 
 
-# --- The routes of the review queue ---
+def without_pending(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a monitor without how many audits are pending, which would tell people what they are asked for."""
+    hidden = {**document}
+    if "audits" in document:
+        hidden["audits"] = {**document["audits"], "pending": None}
+    if "groups" in document:
+        hidden["groups"] = [without_pending(group) for group in document["groups"]]
+    return hidden
 
 
-_ROOT = "/v1/arbitrage/reviews"
-_LONGEST_WAIT = 55.0
-
-
-class Ballot(Struct, forbid_unknown_fields=True):
-    """A vote: the place of the chosen option as shown, or a grade for each answer in the order shown.
-
-    Attributes:
-        active: how many seconds the reviewer was.
-    """
-
-    choice: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    grades: tuple[float, ...] | None = None
-    active: float | None = None
+# --- Reviews ---
 
 
 class ReviewRoutes:
@@ -474,7 +473,7 @@ def _lost() -> RequestError:
     return RequestError("this question is no longer yours; claim another one", status=409, code="lease_lost")
 
 
-# --- The route that tries a webhook ---
+# --- Tests of webhooks ---
 
 
 class WebhookTests:
@@ -494,7 +493,7 @@ class WebhookTests:
                 f"there is no webhook {name:.80}; the configuration has {', '.join(self._webhooks) or 'none'}",
                 status=404, code="webhook_not_found",
             )  # fmt: skip
-        return await send_test(webhook)
+        return await webhook.send_test()
 
     async def test(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/webhooks/{name}/test: what the receiver made of a test message."""
@@ -505,7 +504,7 @@ class WebhookTests:
         )
 
 
-# --- The gateway's schema, as /openapi.json gives it ---
+# --- OpenAPI ---
 
 
 _JSON = "application/json"
@@ -529,50 +528,13 @@ def _nullable(kind: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [kind, {"type": "null"}]}
 
 
-_PARTS = _array({"type": "object"})
 _MESSAGE = _object(["role"], role=_TEXT)
+_BODIES = (DecisionsRequest, Feedback, Install, Lift, Ballot)
 _SCHEMAS: dict[str, Any] = {
     "Error": _object(
         ["error"],
         error=_object(["message", "type", "code"], message=_TEXT, type=_TEXT, code=_nullable(_TEXT), param=_nullable(_TEXT)),
     ),
-    "DecisionsRequest": _object(
-        ["model", "input", "questions"],
-        more=False,
-        model=_TEXT,
-        input={"anyOf": [_TEXT, _array(_MESSAGE)]},
-        questions=_array({"$ref": "#/components/schemas/Question"}, minItems=1),
-        prompt_cache_key=_nullable(_TEXT),
-        prompt_cache_options=_nullable({"type": "object"}),
-        safety_identifier=_nullable(_TEXT),
-        metadata=_nullable({"type": "object"}),
-    ),
-    "Question": {
-        "oneOf": [
-            _object(
-                ["type"], more=False, type={"const": "predicate"},
-                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
-            ),
-            _object(
-                ["type", "choices"], more=False, type={"const": "choice"},
-                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
-                choices=_array(
-                    _object(
-                        ["value"], more=False, value={"anyOf": [{"type": "string", "minLength": 1}, {"type": "boolean"}]},
-                        description=_nullable(_TEXT),
-                    ), minItems=2, maxItems=255,
-                ),
-            ),
-            _object(
-                ["type", "levels"], more=False, type={"const": "score"},
-                instructions={"anyOf": [_TEXT, _PARTS]}, name=_nullable(_TEXT),
-                levels=_array(
-                    _object(["label"], more=False, label={"type": "string", "minLength": 1}, description=_nullable(_TEXT)),
-                    minItems=2, maxItems=255,
-                ),
-            ),
-        ]
-    },
     "Arbitrage": _object(
         ["id", "decided_by", "alpha", "guarantee", "candidates", "legs"], id=_TEXT,
         decided_by={"enum": ["primary", "guardian", "fallback"]}, alpha=_nullable(_NUMBER),
@@ -639,14 +601,6 @@ _SCHEMAS: dict[str, Any] = {
         ["name", "version", "history"], name=_TEXT, version={"type": "integer"},
         history=_array({"$ref": "#/components/schemas/Version"}),
     ),
-    "Feedback": _object(
-        [], more=False, grade=_nullable({"type": "number", "minimum": 0, "maximum": 1}),
-        grades=_nullable(
-            _object(["primary", "guardian"], more=False, primary=_NUMBER, guardian=_NUMBER, chain=_array(_NUMBER))
-        ),
-        label={"anyOf": [{"type": "integer"}, _TEXT, {"type": "null"}]}, comment=_nullable(_TEXT), reason=_nullable(_TEXT),
-    ),
-    "Lift": _object(["reason"], more=False, reason={**_TEXT, "minLength": 1}),
     "Lifted": _object(["policy", "version", "lifts", "reason", "by"], policy=_TEXT, version={"type": "integer"}),
     "Monitor": _object(
         ["policy", "version", "mode", "guarantee", "watched", "alarm"], policy=_TEXT, version={"type": "integer"},
@@ -661,10 +615,6 @@ _SCHEMAS: dict[str, Any] = {
         policy=_TEXT, instructions=_TEXT, context=_TEXT, options=_array(_TEXT), answers=_array(_TEXT), lease=_NUMBER,
         primary_choice=_nullable({"type": "integer"}),
     ),
-    "Ballot": _object(
-        [], more=False, choice=_nullable({"type": "integer", "minimum": 0}), active=_nullable(_NUMBER),
-        grades=_nullable({"type": "array", "items": {"enum": [0, 0.5, 1]}, "minItems": 1, "maxItems": 2}),
-    ),
     "Voted": _object(["counts_in"], counts_in=_NUMBER),
     "ReviewProgress": _object(
         ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}
@@ -674,77 +624,35 @@ _SCHEMAS: dict[str, Any] = {
         ["webhook", "status", "seconds", "problem"], webhook=_TEXT, status=_nullable({"type": "integer"}),
         seconds=_NUMBER, problem=_nullable(_TEXT),
     ),
-    "Install": _object(["certificate"], more=False, certificate={"type": "object"}, dry_run=_BOOLEAN),
 }  # fmt: skip
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503, 504)
 
 
-def _operation(
-    name: str,
-    summary: str,
-    *,
-    body: str | None = None,
-    reply: str | None = None,
-    params: Any = (),
-    empty: bool = False,
-    media: tuple[str, ...] = (_JSON,),
-) -> Any:
-    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": _TEXT} for kind in media}
-    if _JSON in content:
-        content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
-    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
-    responses |= {"204": {"description": "done, and nothing to show"}} if empty else {}
-    responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
-    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
-    if params:
-        operation["parameters"] = list(params)
-    if body is not None:
-        schema = {"$ref": f"#/components/schemas/{body}"}
-        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
-    return operation
-
-
-def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
-    return {"name": name, "in": where, "required": where == "path", "schema": kind or _TEXT}
-
-
-def _review_paths() -> dict[str, Any]:
-    """Return the routes of the review queue."""
-    root, token = "/v1/arbitrage/reviews", [_param("token", "path")]
-    progress = [_param("decision", "path"), _param("wait", "query", _NUMBER)]
-    acts = {"renew": "Hold a question longer", "return": "Give a question back", "skip": "Leave it to someone else"}
-    return {
-        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="TeamFigures")},
-        f"{root}/{{decision}}": {
-            "get": _operation("review", "How far people have come", reply="ReviewProgress", params=progress)
-        },
-        f"{root}/claim": {
-            "post": _operation("claim", "Take a question", body="Nothing", reply="Assignment", empty=True)
-        },
-        f"{root}/{{token}}/vote": {
-            "post": _operation("vote", "Vote", body="Ballot", reply="Voted", params=token)
-        },
-        f"{root}/{{token}}/undo": {
-            "post": _operation("undo", "Take a vote back", body="Nothing", reply="Assignment", params=token)
-        },
-        **{
-            f"{root}/{{token}}/{act}": {
-                "post": _operation(f"{act}Question", summary, body="Nothing", params=token, empty=True)
-            }
-            for act, summary in acts.items()
-        },
-    }  # fmt: skip
-
-
 def schema() -> dict[str, Any]:
     """Return the whole document."""
-    from importlib.metadata import version
+    _, bodies = msgspec.json.schema_components(
+        _BODIES,
+        schema_hook=lambda _: {"description": "any JSON"},
+        ref_template="#/components/schemas/{name}",
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Conformal Arbitrage gateway", "version": package_version()},
+        "paths": {**_paths(), **_review_paths()},
+        "components": {
+            "schemas": {**_SCHEMAS, **bodies},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
 
+
+def _paths() -> dict[str, Any]:
     id, name = [_param("id", "path")], [_param("name", "path")]
     filters = [_param(n, "query") for n in ("policy", "decided_by", "before")]
     filters += [_param(n, "query", _NUMBER) for n in ("since", "until")]
     filters += [_param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000})]
-    paths: dict[str, Any] = {
+    return {
         "/v1/decisions": {
             "post": _operation("decide", "Choose, with a guarantee", body="DecisionsRequest", reply="Decision")
         },
@@ -780,7 +688,6 @@ def schema() -> dict[str, Any]:
                 media=(_JSON, _EVENTS),
             )
         },
-        **_review_paths(),
         "/v1/arbitrage/webhooks/{name}/test": {
             "post": _operation("testWebhook", "Send a test message", body="Nothing", reply="WebhookTest", params=name)
         },
@@ -789,10 +696,60 @@ def schema() -> dict[str, Any]:
         "/health/live": {"get": _operation("live", "The process runs")},
         "/health/ready": {"get": _operation("ready", "It can serve")},
     }  # fmt: skip
+
+
+def _review_paths() -> dict[str, Any]:
+    """Return the routes of the review queue."""
+    root, token = "/v1/arbitrage/reviews", [_param("token", "path")]
+    progress = [_param("decision", "path"), _param("wait", "query", _NUMBER)]
+    acts = {"renew": "Hold a question longer", "return": "Give a question back", "skip": "Leave it to someone else"}
     return {
-        "openapi": "3.1.0",
-        "info": {"title": "Conformal Arbitrage gateway", "version": version("conformal-arbitrage")},
-        "paths": paths,
-        "components": {"schemas": _SCHEMAS, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
-        "security": [{"key": []}],
-    }
+        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="TeamFigures")},
+        f"{root}/{{decision}}": {
+            "get": _operation("review", "How far people have come", reply="ReviewProgress", params=progress)
+        },
+        f"{root}/claim": {
+            "post": _operation("claim", "Take a question", body="Nothing", reply="Assignment", empty=True)
+        },
+        f"{root}/{{token}}/vote": {
+            "post": _operation("vote", "Vote", body="Ballot", reply="Voted", params=token)
+        },
+        f"{root}/{{token}}/undo": {
+            "post": _operation("undo", "Take a vote back", body="Nothing", reply="Assignment", params=token)
+        },
+        **{
+            f"{root}/{{token}}/{act}": {
+                "post": _operation(f"{act}Question", summary, body="Nothing", params=token, empty=True)
+            }
+            for act, summary in acts.items()
+        },
+    }  # fmt: skip
+
+
+def _operation(
+    name: str,
+    summary: str,
+    *,
+    body: str | None = None,
+    reply: str | None = None,
+    params: Any = (),
+    empty: bool = False,
+    media: tuple[str, ...] = (_JSON,),
+) -> Any:
+    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": _TEXT} for kind in media}
+    if _JSON in content:
+        content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
+    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
+    responses |= {"204": {"description": "done, and nothing to show"}} if empty else {}
+    responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    if params:
+        operation["parameters"] = list(params)
+    if body is not None:
+        schema = {"$ref": f"#/components/schemas/{body}"}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+    return operation
+
+
+def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": kind or _TEXT}

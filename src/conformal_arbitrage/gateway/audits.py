@@ -6,12 +6,11 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.secret import draw, subkey
-from conformal_arbitrage.collecting.grading import Gradable, to_grade
 from conformal_arbitrage.errors import (
     ArbitrageError,
     OtherModelError,
@@ -23,14 +22,14 @@ from conformal_arbitrage.errors import (
 )
 from conformal_arbitrage.gateway.decider import recorded_error
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair, PolicyTable
+from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.live.people import GradingTerms, grading_terms
+from conformal_arbitrage.live.reviewers import GradingTerms, grading_terms
 from conformal_arbitrage.live.rule import leg_of
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.port import IN_BACKGROUND, Answer, Scores, checked_scores, fingerprint
-from conformal_arbitrage.monitoring.people import GRADES
+from conformal_arbitrage.monitoring.votes import GRADES
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import outbox, pages, reviews
 from conformal_arbitrage.store.events import is_fit, scores_of
@@ -39,6 +38,9 @@ from conformal_arbitrage.store.record import AuditBody, DecisionRecord, Event, F
 from conformal_arbitrage.store.reviews import GradingNews, NewReview
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Leg, Query, transcript
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.collecting.grading import Gradable
 
 # --- Answers for people to grade ---
 
@@ -90,7 +92,7 @@ class GradingFeed:
             row = _gradable(record)
             if row == "graded":
                 graded.append(record.id)
-            elif isinstance(row, Gradable):
+            elif not isinstance(row, str):
                 if row.answers["primary"] == row.answers["guardian"]:
                     grades = Grades(primary=1.0, guardian=1.0)
                     body = FeedbackBody(grades=grades, by=IDENTICAL, grader=dict(terms.identity))
@@ -99,7 +101,7 @@ class GradingFeed:
                     items += self._items(record, row, terms)
         await self._store.run(reviews.put_grading, policy, news, items=items, events=events, graded=graded)
 
-    def _items(self, record: DecisionRecord, row: Gradable, terms: GradingTerms) -> list[NewReview]:
+    def _items(self, record: DecisionRecord, row: "Gradable", terms: GradingTerms) -> list[NewReview]:
         """Return what to put into the queue about a row: both answers, and perhaps a second opinion on them."""
         question = terms.question(
             transcript(row.request.messages),
@@ -128,10 +130,12 @@ class GradingFeed:
         return [item, replace(item, purpose="overlap", panel=1, escalates=False, deadline=_SECOND_OPINION_ENDS)]
 
 
-def _gradable(record: DecisionRecord) -> Gradable | str:
+def _gradable(record: DecisionRecord) -> "Gradable | str":
     """Return both answers of a row that needs grades, or why it does not."""
     if record.decision.cancelled or record.decision.form != "text" or not is_fit(record.decision):
         return "not a row"
+    from conformal_arbitrage.collecting.grading import to_grade  # only where people grade
+
     return to_grade(record)
 
 
@@ -140,10 +144,14 @@ def awaits_grades(record: DecisionRecord, settings: PolicyConfig | None) -> bool
 
     They must not see meanwhile who said what.
     """
-    if settings is None or settings.grading != "review" or any(one.review is not None for one in record.feedback):
+    if (
+        settings is None
+        or settings.grading != "review"
+        or any(feedback.review is not None for feedback in record.feedback)
+    ):
         return False
     row, lost = _gradable(record), record.audit is not None and record.audit.error is not None
-    return isinstance(row, Gradable) or (row == "no_guardian" and not lost)
+    return not isinstance(row, str) or (row == "no_guardian" and not lost)
 
 
 async def yet_to_judge(
@@ -221,8 +229,8 @@ class Auditor:
                 named = {"policy": audit.policy, "id": audit.id}
                 _log.error("an audit failed and will be retried", exc_info=ending, extra=named)
         for policy in {audit.policy for audit in audits}:
-            own = [ending for audit, ending in zip(audits, endings, strict=True) if audit.policy == policy]
-            self._rest(policy, failing=all(ending in ("postponed", "missing") for ending in own))
+            ended = [ending for audit, ending in zip(audits, endings, strict=True) if audit.policy == policy]
+            self._rest(policy, failing=all(ending in ("postponed", "missing") for ending in ended))
         return len(audits)
 
     def _ready(self) -> dict[str, str]:
@@ -316,7 +324,8 @@ class Auditor:
             self._metrics.leg(policy.name, leg)
             if isinstance(reply, Answer) and policy.settings.content == "full":
                 return _body(policy, leg, answer=answer_text(reply.message))
-        return _body(policy, leg, scores=leg.scores, error=recorded_error(leg.error, policy))
+        failure = recorded_error(leg.error, policy)
+        return _body(policy, leg, scores=leg.scores, error=None if failure is None else str(failure))
 
 
 def _body(

@@ -5,19 +5,20 @@ import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 from starlette.types import Send
 
 from conformal_arbitrage.errors import ArbitrageError, RequestError
 from conformal_arbitrage.gateway.decider import Outcome
-from conformal_arbitrage.gateway.http import failure_of
+from conformal_arbitrage.gateway.http import error_reply
 from conformal_arbitrage.gateway.policies import LivePolicy
 from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
 from conformal_arbitrage.models.completions import PASSED_ON, SETTINGS, checked_settings
+from conformal_arbitrage.models.endpoint import usage_of
 from conformal_arbitrage.store.claims import SavedResponse
 from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.types import (
@@ -142,13 +143,22 @@ LONGEST_GROUP = 512
 _Shape = TypeVar("_Shape")
 
 
-class _Described(Struct, forbid_unknown_fields=True):
-    value: str | bool
+_SEVERAL = Meta(
+    extra_json_schema={"minItems": FEWEST_CHOICES, "maxItems": 255}
+)  # only says so: `check_actions` refuses
+
+
+class OfferedValue(Struct, forbid_unknown_fields=True):
+    """What a choice may be."""
+
+    value: Annotated[str, Meta(extra_json_schema={"minLength": 1})] | bool
     description: str | None = None
 
 
-class _Level(Struct, forbid_unknown_fields=True):
-    label: str
+class Level(Struct, forbid_unknown_fields=True):
+    """A level of a rating."""
+
+    label: Annotated[str, Meta(extra_json_schema={"minLength": 1})]
     description: str | None = None
 
 
@@ -164,13 +174,13 @@ class Predicate(_Question, tag="predicate"):
 class Choice(_Question, tag="choice", kw_only=True):
     """A choice among values."""
 
-    choices: list[_Described]
+    choices: Annotated[list[OfferedValue], _SEVERAL]
 
 
 class Score(_Question, tag="score", kw_only=True):
     """A rating on ordered levels."""
 
-    levels: list[_Level]
+    levels: Annotated[list[Level], _SEVERAL]
 
 
 Question = Predicate | Choice | Score
@@ -181,7 +191,7 @@ class DecisionsRequest(Struct, forbid_unknown_fields=True):
 
     model: str
     input: str | list[JSONObject]
-    questions: list[Question]
+    questions: Annotated[list[Question], Meta(extra_json_schema={"minItems": 1})]
     prompt_cache_key: str | None = None
     prompt_cache_options: JSONObject | None = None
     safety_identifier: str | None = None
@@ -364,9 +374,9 @@ def checked_completion(body: dict[str, Any], limits: GatewayConfig) -> Completio
     )
 
 
-def _session(own: Mapping[str, Any]) -> str | None:
+def _session(ours: Mapping[str, Any]) -> str | None:
     """Return the name of the conversation that a request belongs to."""
-    name: JSON = own.get("session")
+    name: JSON = ours.get("session")
     if name is not None and not (isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()):
         raise RequestError(
             f"arbitrage.session must have 1 to {_LONGEST_NAME} printable characters", param="arbitrage.session"
@@ -428,8 +438,8 @@ def _checked_messages(body: Mapping[str, Any]) -> Messages:
 
 def _menu(body: Mapping[str, Any], limits: GatewayConfig) -> Menu | None:
     tools = bool(body.get("tools"))
-    own = body.get("arbitrage")
-    if own is not None and ("actions" in own or "session" not in own):
+    ours = body.get("arbitrage")
+    if ours is not None and ("actions" in ours or "session" not in ours):
         if tools:
             raise RequestError("tools and arbitrage.actions do not go together", status=422, param="tools")
         actions = _texts(body["arbitrage"].get("actions"), "arbitrage.actions")
@@ -460,8 +470,10 @@ def _schema_menu(schema: Mapping[str, Any], limits: GatewayConfig) -> Menu | Non
     """
     if schema.get("type") != "object":
         return None
-    properties = {name: _resolved(as_object(one), schema) for name, one in as_object(schema.get("properties")).items()}
-    options = {name: values for name, one in properties.items() if (values := _values(one))}
+    properties = {
+        name: _resolved(as_object(field), schema) for name, field in as_object(schema.get("properties")).items()
+    }
+    options = {name: values for name, field in properties.items() if (values := _values(field))}
     others = {name: one for name, one in properties.items() if name not in options}
     if len(options) != 1 or not all(map(_may_be_empty, others.values())):
         return None
@@ -538,8 +550,8 @@ def decisions_reply(policy: LivePolicy, questions: Sequence[Question], outcomes:
         _answer(question, outcome.decision, arbitrage_object(policy, outcome))
         for question, outcome in zip(questions, outcomes, strict=True)
     ]
-    spent = sum((outcome.decision.spent for outcome in outcomes), start=Spent())
-    body = {"model": policy.name, "answers": answers, "usage": input_output_usage(spent)}
+    legs = [leg for outcome in outcomes for leg in outcome.decision.legs]
+    body = {"model": policy.name, "answers": answers, "usage": input_output_usage(legs)}
     headers = reply_headers(policy, outcomes[0]) if len(outcomes) == 1 else {}
     return json_reply(body, headers)
 
@@ -630,7 +642,7 @@ def _leg(leg: Leg, *, full: bool) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "role": leg.role,
         "model": leg.served,
-        "usage": _usage(leg.spent),
+        "usage": _usage([leg]),
         "cost": leg.spent.cost,
         "latency": round(leg.seconds, 4),
         "failed": leg.error is not None,
@@ -638,21 +650,45 @@ def _leg(leg: Leg, *, full: bool) -> dict[str, Any]:
     return {**shown, "scores": leg.scores} if full else shown
 
 
-def _usage(spent: Spent) -> dict[str, int]:
+class _Tokens(NamedTuple):
+    """The tokens of all legs, as far as they are known."""
+
+    into: int
+    out: int
+    cached: int
+    reasoning: int
+
+
+def _tokens(legs: Sequence[Leg]) -> _Tokens:
+    """Add up the tokens of all legs: a call that broke off hides nothing of the others."""
+    into = out = cached = reasoning = 0  # plain sums, since every reply has them
+    for leg in legs:
+        spent = leg.spent
+        if spent.input_tokens is None or spent.output_tokens is None:  # one of its attempts reported none
+            spent = Spent() if leg.reply is None else usage_of(leg.reply)
+        into += spent.input_tokens or 0
+        out += spent.output_tokens or 0
+        cached += spent.cached_tokens
+        reasoning += spent.reasoning_tokens
+    return _Tokens(into, out, cached, reasoning)
+
+
+def _usage(legs: Sequence[Leg]) -> dict[str, int]:
     """Return tokens under chat completions' names; unknown counts are 0, since the shape has no other way."""
-    into, out = spent.input_tokens or 0, spent.output_tokens or 0
-    return {"prompt_tokens": into, "completion_tokens": out, "total_tokens": into + out}
+    tokens = _tokens(legs)
+    total = tokens.into + tokens.out
+    return {"prompt_tokens": tokens.into, "completion_tokens": tokens.out, "total_tokens": total}
 
 
-def input_output_usage(spent: Spent) -> dict[str, Any]:
+def input_output_usage(legs: Sequence[Leg]) -> dict[str, Any]:
     """Return tokens under the names of the Decisions and Responses APIs."""
-    into, out = spent.input_tokens or 0, spent.output_tokens or 0
+    tokens = _tokens(legs)
     return {
-        "input_tokens": into,
-        "input_tokens_details": {"cached_tokens": spent.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": out,
-        "output_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
-        "total_tokens": into + out,
+        "input_tokens": tokens.into,
+        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
+        "output_tokens": tokens.out,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.into + tokens.out,
     }
 
 
@@ -720,7 +756,7 @@ def completion(policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> dict[
         "created": int(time.time()),
         "model": policy.name,
         "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
-        "usage": _usage(outcome.decision.spent),
+        "usage": _usage(decision.legs),
         "arbitrage": arbitrage_object(policy, outcome, menu),
     }
 
@@ -785,7 +821,7 @@ class Chunks:
         arbitrage = arbitrage_object(self._policy, outcome, self._menu)
         pieces = [self._chunk({}, finish, arbitrage=arbitrage)]
         if self._include_usage:
-            usage = _usage(outcome.decision.spent)
+            usage = _usage(outcome.decision.legs)
             pieces.append(event_bytes({**self._base, "choices": [], "usage": usage, "arbitrage": arbitrage}))
         return finish, b"".join([*pieces, b"data: [DONE]\n\n"])
 
@@ -832,7 +868,7 @@ async def event_stream(send: Send, policy: str, *, patient: bool = False) -> Asy
     except ArbitrageError as error:
         if not events.started:
             raise
-        await events.put(event_bytes(failure_of(error, policy).document))
+        await events.put(event_bytes(error_reply(error, policy).document))
     finally:
         comments.cancel()
     await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import re
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from hashlib import blake2b
@@ -14,13 +13,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.errors import QuotaError, RequestError, StoreError
-from conformal_arbitrage.gateway.audit_rows import drawn_audit, rule_candidates
 from conformal_arbitrage.gateway.policies import (
     LivePolicy,
+    LossFacts,
     MenuPair,
     TextPair,
+    WatchedPolicy,
     all_answered,
     all_scored,
     chain_answers,
@@ -40,11 +41,13 @@ from conformal_arbitrage.live.rule import (
     with_choice,
 )
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.completions import SETTINGS, overridden
+from conformal_arbitrage.models.completions import SETTINGS, overridden, unlogged_fields
 from conformal_arbitrage.models.port import IN_BACKGROUND
 from conformal_arbitrage.models.rendering import unseen, unseen_by
+from conformal_arbitrage.monitoring.outcomes import AuditedDecision, decision_loss, due_days, is_counted, session_slot
 from conformal_arbitrage.store import claims
 from conformal_arbitrage.store.claims import Conversation, Reservation, Shortage
+from conformal_arbitrage.store.ledger import NewRow
 from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import (
     AuditQuestion,
@@ -55,263 +58,20 @@ from conformal_arbitrage.store.record import (
     Event,
     MenuQuestion,
     TextQuestion,
+    time_of,
 )
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import ChatRequest, Chunk, DecidedBy, Decision, Leg, Query, Spent
-
-# --- What the Guardian may use, over all callers and all gateways of one database ---
-
+from conformal_arbitrage.types import DAY, ChatRequest, Chunk, DecidedBy, Decision, Failure, Leg, Query, Spent
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _UNITS_PER_DOLLAR = 10**12
 PATIENCE = 5.0
 """Seconds that a live call waits for others in flight to turn out cheaper than they could have been."""
 _POLL = 0.2
-
-
-class GuardianCalls:
-    """The most questions to the Guardian in any minute.
-
-    Args:
-        store: what the gateways share.
-        limit: questions.
-        live_share: the share that audits leave.
-    """
-
-    def __init__(self, store: Store, limit: int, *, live_share: float) -> None:
-        self._store = store
-        self._limits = {False: limit, True: floor(limit * (1 - live_share))}
-
-    async def start(self) -> None:
-        """Count one question.
-
-        Raises:
-            QuotaError: the quota is used up.
-        """
-        limit = self._limits[IN_BACKGROUND.get()]
-        outcome = await self._store.run(claims.reserve, "guardian_calls", 1, limit=limit, seconds=60.0, settled=True)
-        if isinstance(outcome, Shortage):
-            wait = 60.0 if outcome.wait is None else outcome.wait
-            raise QuotaError("the Guardian's limit on calls is reached", retry_after=wait)
-
-
-class GuardianSpending:
-    """The most dollars for the Guardian in any hour.
-
-    Args:
-        store: what the gateways share.
-        limit: dollars.
-        live_share: the share that audits leave.
-    """
-
-    setting = "guardian_cost_per_hour"
-
-    def __init__(self, store: Store, limit: float, *, live_share: float) -> None:
-        self._store = store
-        units = limit * _UNITS_PER_DOLLAR
-        self._limits = {False: round(units), True: floor(units * (1 - live_share))}
-        self._turn = asyncio.Lock()
-        self._settled = asyncio.Event()
-        self._settling: set[asyncio.Task[None]] = set()
-
-    async def reserve(self, worst: float) -> Reservation:
-        """Reserve the largest possible cost of a call; a live call waits a while for others to be settled.
-
-        Raises:
-            QuotaError: there is not enough left.
-        """
-        units = ceil(worst * _UNITS_PER_DOLLAR)
-        outcome = await self._try(units)
-        if isinstance(outcome, Shortage) and outcome.in_flight and not IN_BACKGROUND.get():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE), self._turn:  # one call at a time asks again
-                    while isinstance(outcome := await self._try(units), Shortage) and outcome.in_flight:
-                        await self._next_settlement()
-        if isinstance(outcome, Reservation):
-            return outcome
-        raise _refusal(outcome)
-
-    async def _try(self, units: int) -> Reservation | Shortage:
-        limit = self._limits[IN_BACKGROUND.get()]
-        return await self._store.run(claims.reserve, "guardian_cost", units, limit=limit, seconds=3600.0)
-
-    async def _next_settlement(self) -> None:
-        """Wait until a call of this gateway is settled, or for a moment, since another gateway's may be."""
-        self._settled.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_POLL * random.uniform(1, 2)):
-                await self._settled.wait()
-
-    def settle(self, reservation: Reservation, cost: float | None) -> None:
-        """Replace a reservation by the actual cost, or keep it in full if that is unknown."""
-        units = reservation.amount if cost is None else ceil(cost * _UNITS_PER_DOLLAR)
-        task = asyncio.create_task(self._settle(reservation, units))  # also if this call was cancelled
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    async def _settle(self, reservation: Reservation, units: int) -> None:
-        try:
-            await self._store.run(claims.settle, reservation, units)
-        except StoreError as error:
-            _log.error("the cost of a Guardian call could not be stored, so its reservation stays: %s", error)
-        self._settled.set()
-
-    async def close(self) -> None:
-        """Wait until all calls are settled."""
-        await asyncio.gather(*self._settling)
-
-
-def _refusal(shortage: Shortage) -> QuotaError:
-    if shortage.wait is None:
-        message = "this call could cost more than guardian_cost_per_hour allows in all; raise that, or lower max_tokens"
-        return QuotaError(message, retry_after=3600.0)
-    return QuotaError(
-        "the Guardian's limit on cost is reached", retry_after=1.0 if shortage.in_flight else shortage.wait
-    )
-
-
-def calls_limit(store: Store, config: GatewayConfig) -> GuardianCalls | None:
-    """Return the configured limit on calls, if there is one."""
-    limit = config.guardian_calls_per_minute
-    return None if limit is None else GuardianCalls(store, limit, live_share=config.live_share)
-
-
-def spending_limit(store: Store, config: GatewayConfig) -> GuardianSpending | None:
-    """Return the configured limit on cost, if there is one."""
-    limit = config.guardian_cost_per_hour
-    return None if limit is None else GuardianSpending(store, limit, live_share=config.live_share)
-
-
-# --- Shadow mode ---
-
-
-_Reply = TypeVar("_Reply")
-
-
-async def shadow_menu(
-    policy: LivePolicy, pair: MenuPair, query: Query, pending: Decision | None
-) -> AsyncGenerator[Decision]:
-    """Ask both models; the Guardian's choice is the answer, and the Primary's scores are recorded."""
-    async with _asking(scored("guardian", pair.guardian, query)) as asking:
-        if pending is None:
-            first, *further = await all_scored(pair.models or {"primary": pair.primary}, query)
-            pending = _shadowed(policy, query, first.scores or (None,) * len(query.actions), first, *further)
-            yield pending
-        yield with_choice(pending, query, await asking, pair.fallback)
-
-
-async def shadow_text(
-    policy: LivePolicy, pair: TextPair, request: ChatRequest, pending: Decision | None
-) -> AsyncGenerator[Decision]:
-    """Ask both models; the Guardian's answer is given, and the Primary's recorded."""
-    async with _asking(answered("guardian", pair.guardian, request)) as asking:
-        if pending is None:
-            (first, answer), *others = await all_answered(pair.models or {"primary": pair.primary}, request)
-            confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
-            pending = _shadowed(policy, request, (0.0, confidence), first, *(leg for leg, _ in others))
-            yield pending
-        decision = with_answer(pending, await asking, pair.fallback)
-        yield decision if decision.answer is None else replace(decision, action=0)
-
-
-@asynccontextmanager
-async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.Task[_Reply]"]:
-    """Run a call beside the block; one that is not awaited to its end is cancelled."""
-    task = asyncio.create_task(call)
-    try:
-        yield task
-    finally:
-        await cancel(task)
-
-
-async def cancel(task: "asyncio.Task[Any]") -> None:
-    """Cancel a call, and wait for its end."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _shadowed(
-    policy: LivePolicy, question: Query | ChatRequest, scores: tuple[float | None, ...], *legs: Leg
-) -> Decision:
-    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
-    certificate = policy.certificate
-    if certificate is None:
-        candidates, margin, relaxation, use = list(range(len(scores))), margin_of(scores, 12), None, None
-    else:
-        candidates, margin, relaxation, use, _ = sighted(certificate, scores, question, legs[0].spent)
-    return Decision(
-        id=question.id,
-        action=None,
-        candidates=tuple(candidates),
-        decided_by="guardian",
-        margin=margin,
-        relaxation=relaxation,
-        legs=legs,
-        spent=sum((leg.spent for leg in legs), start=Spent()),
-        no_guarantee="there is no certificate yet; the Guardian decides" if policy.alpha is None else None,
-        learned=use,
-    )
-
-
-# --- Later turns of a session ---
-
-
-async def held_turn(
-    rule: ConformalRouter,
-    request: ChatRequest,
-    conversation: Conversation,
-    pending: Decision | None,
-    *,
-    audited: bool,
-    live: bool,
-    no_guarantee: str | None,
-) -> AsyncGenerator[Decision | Chunk]:
-    """Yield the decision of a later turn as `ConformalRouter.steps` does.
-
-    Args:
-        rule: the policy's rule, which knows both models.
-        request: the chat request, with its id.
-        conversation: the session.
-        pending: what an earlier attempt at this turn came to.
-        audited: whether the session was drawn for an audit.
-        live: yield the Guardian's chunks as they arrive.
-        no_guarantee: why the session has no guarantee.
-    """
-    if pending is None:
-        pending = await _begun(rule, request, conversation, audited=audited, no_guarantee=no_guarantee)
-        yield pending
-    async with aclosing(rule.steps(request, pending, live=live)) as steps:
-        async for step in steps:
-            yield step
-
-
-async def _begun(
-    rule: ConformalRouter, request: ChatRequest, conversation: Conversation, *, audited: bool, no_guarantee: str | None
-) -> Decision:
-    """Return the Primary's decision, or the one that the Guardian has to complete."""
-    keeps = conversation.decided_by == "primary"
-    leg, answer = await answered("primary", rule.primary, request) if keeps or audited else (None, None)
-    stands = answer.message if keeps and answer is not None else None
-    return Decision(
-        id=request.id,
-        action=0 if stands is None else 1,
-        candidates=(1,) if keeps else (0,),
-        decided_by="guardian" if stands is None else "primary",
-        margin=float("inf"),
-        relaxation=rule.certificate.relaxation,
-        answer=stands,
-        legs=() if leg is None else (leg,),
-        spent=Spent() if leg is None else leg.spent,
-        no_guarantee=no_guarantee,
-    )
-
-
-# --- From a checked request to a decision and its record ---
-
-
 _sorted = msgspec.json.Encoder(order="sorted")
 _lenient = msgspec.json.Encoder(order="sorted", enc_hook=str)
 _DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
+_Reply = TypeVar("_Reply")
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -540,32 +300,33 @@ class Decider:
         return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._digest_key, digest_size=32).hexdigest()
 
 
+def awaits_guardian(decision: Decision) -> bool:
+    """Return whether the Guardian has neither answered nor failed yet."""
+    return decision.answer is None and (not decision.legs or decision.legs[-1].role == "primary")
+
+
+def still_unanswered(audit: Audit | None, decision: Decision) -> Audit | None:
+    """Return the audit of a drawn decision whose Guardian has not answered, for it to be asked later; None for any other.
+
+    The loss is known without; as a row for calibration the decision needs the Guardian's view.
+    """
+    answered = any(leg.role == "guardian" and leg.error is None for leg in decision.legs)
+    if audit is None or decision.decided_by == "primary" or answered:
+        return None
+    return replace(audit, ask=True)
+
+
 def recorded_leg(leg: Leg, policy: LivePolicy) -> Leg:
     """Return a leg as it is recorded: without its reply, and without an endpoint's words unless content is kept in full."""
     return replace(leg, reply=None, error=recorded_error(leg.error, policy))
 
 
-def recorded_error(error: str | None, policy: LivePolicy) -> str | None:
+def recorded_error(failure: Failure | None, policy: LivePolicy) -> Failure | None:
     """Return why a model failed: its kind and HTTP status, and the whole text if content is kept in full."""
-    if error is None or policy.settings.content == "full":
-        return error
-    kind, _, text = error.partition(":")
-    status = re.search(r": status (\d{3}) ", text)
-    return kind if status is None else f"{kind}: status {status[1]}"
-
-
-def _content(question: AuditQuestion, decision: Decision) -> Content:
-    if isinstance(question, MenuQuestion):
-        return Content(context=question.context, actions=question.actions, answer=decision.answer)
-    said, chained = _primary_answer(decision), len(decision.legs) > 1 and decision.legs[1].role == "primary"
-    every = chain_answers(decision) if chained else None
-    return Content(request=question.request, primary_answer=said, answer=decision.answer, chain_answers=every)
-
-
-def _primary_answer(decision: Decision) -> str | None:
-    """Return what the Primary said if the Guardian's answer was given: both have to be graded."""
-    reply = decision.legs[0].reply if decision.legs and decision.legs[0].role == "primary" else None
-    return None if decision.decided_by == "primary" or reply is None else answer_text(reply["choices"][0]["message"])
+    if failure is None:
+        return None
+    kept = replace(failure, said="", code="")
+    return kept if policy.settings.content == "full" else replace(kept, message="")
 
 
 def _case(
@@ -626,17 +387,112 @@ def _overridden(policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
     """Return why a request has no guarantee that overrides a pinned setting of either model.
 
     Raises:
-        RequestError: the policy refuses such requests.
+        RequestError: the policy is strict, and the request is not like those that were calibrated on.
     """
-    if SETTINGS.keys().isdisjoint(body):
-        return None
-    differing = overridden(body, identities_of_pair(policy.pair))
-    if not differing:
-        return None
-    if policy.settings.overrides == "refuse":
-        name, remedies = next(iter(differing.items()))
+    differing = {} if SETTINGS.keys().isdisjoint(body) else overridden(body, identities_of_pair(policy.pair))
+    if policy.settings.strict:
+        _require_calibrated(policy, body, differing)
+    return f"the request overrides {', '.join(differing)}" if differing else None
+
+
+def _require_calibrated(policy: LivePolicy, body: Mapping[str, Any], differing: Mapping[str, str]) -> None:
+    """Refuse a request whose settings, tools or schemas leave it without a guarantee.
+
+    Raises:
+        RequestError: 422, with the first field and what to do.
+    """
+    for name, remedies in differing.items():
         raise RequestError(remedies, status=422, code="pinned_setting", param=name)
-    return f"the request overrides {', '.join(differing)}"
+    if isinstance(policy.rule, ConformalRouter | CascadeRouter):
+        for field in unlogged_fields(body, policy.rule.certificate.identities):
+            raise RequestError(
+                f"no request of the calibration log had {field}, and policy {policy.name} is strict; leave it as it was "
+                "logged, or collect and calibrate with such requests",
+                status=422, code="unlogged_setting", param=field.removeprefix("no ").partition(" ")[0],
+            )  # fmt: skip
+
+
+def _content(question: AuditQuestion, decision: Decision) -> Content:
+    if isinstance(question, MenuQuestion):
+        return Content(context=question.context, actions=question.actions, answer=decision.answer)
+    said, chained = _primary_answer(decision), len(decision.legs) > 1 and decision.legs[1].role == "primary"
+    every = chain_answers(decision) if chained else None
+    return Content(request=question.request, primary_answer=said, answer=decision.answer, chain_answers=every)
+
+
+def _primary_answer(decision: Decision) -> str | None:
+    """Return what the Primary said if the Guardian's answer was given: both have to be graded."""
+    reply = decision.legs[0].reply if decision.legs and decision.legs[0].role == "primary" else None
+    return None if decision.decided_by == "primary" or reply is None else answer_text(reply["choices"][0]["message"])
+
+
+def drawn_audit(
+    watched: WatchedPolicy,
+    decision: Decision,
+    question: AuditQuestion,
+    *,
+    overridden: bool,
+    session: str | None,
+    group: str | None = None,
+) -> Audit:
+    """Return the audit of a decision that the coin drew in mode enforce, with its row of the ledger.
+
+    Args:
+        watched: the policy's ledger.
+        decision: as far as it has come with the Primary's leg.
+        question: what to ask the Guardian, unless the loss is known without.
+        overridden: the request changed a pinned setting: it belongs in no ledger.
+        session: a keyed digest of the request's session; None if it names none.
+        group: what the request names; None if it names none.
+    """
+    id, key = str(decision.id), watched.key_of(group)
+    audited = _drawn_decision(decision, question, watched.facts)
+    loss = decision_loss(audited, loss_bound=watched.facts.loss_bound)
+    primary_leg = any(leg.role == "primary" for leg in decision.legs)
+    row = None
+    if key is not None and is_counted(drawn=True, primary_leg=primary_leg, mode="enforce", overridden=overridden):
+        drawn = time_of(id)
+        row = NewRow(
+            key=key,
+            drawn=drawn,
+            due=drawn + DAY * due_days(audited, human_guardian=watched.by_people),
+            loss=loss,
+            slot=None if session is None else session_slot(session, drawn),
+        )
+    return Audit(
+        id=id,
+        policy=watched.key.policy,
+        question=question,
+        ask=loss is None,
+        identities_sha256=watched.key.identities_sha256,
+        row=row,
+    )
+
+
+def _drawn_decision(decision: Decision, question: AuditQuestion, facts: LossFacts) -> AuditedDecision:
+    menu = isinstance(question, MenuQuestion)
+    return AuditedDecision(
+        decided_by=decision.decided_by,
+        form="menu" if menu else "text",
+        guardian_sees=facts.guardian_sees,
+        size=len(question.actions) if isinstance(question, MenuQuestion) else 2,
+        candidates=decision.candidates,
+        action=decision.action,
+        binarized=facts.binarized,
+        net=facts.net,
+    )
+
+
+def rule_candidates(certificate: Certificate | None, decision: Decision, group: str | None) -> tuple[int, ...]:
+    """Return what a certificate's rule makes of the Primary's scores, where safe mode defers everything."""
+    scores = next((leg.scores for leg in decision.legs if leg.role == "primary"), None)
+    if certificate is None or scores is None:
+        return decision.candidates
+    row = (0.0, *scores) if certificate.evidence.router else scores
+    return tuple(certificate.sight(row, id=decision.id, group=group)[0])
+
+
+# --- A decision that an earlier attempt began ---
 
 
 def _known_legs(earlier: DecisionRecord) -> tuple[Leg, ...]:
@@ -673,6 +529,238 @@ def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
     )
 
 
-def awaits_guardian(decision: Decision) -> bool:
-    """Return whether the Guardian has neither answered nor failed yet."""
-    return decision.answer is None and (not decision.legs or decision.legs[-1].role == "primary")
+# --- Shadow mode ---
+
+
+async def shadow_menu(
+    policy: LivePolicy, pair: MenuPair, query: Query, pending: Decision | None
+) -> AsyncGenerator[Decision]:
+    """Ask both models; the Guardian's choice is the answer, and the Primary's scores are recorded."""
+    async with _asking(scored("guardian", pair.guardian, query)) as asking:
+        if pending is None:
+            first, *further = await all_scored(pair.models or {"primary": pair.primary}, query)
+            pending = _shadowed(policy, query, first.scores or (None,) * len(query.actions), first, *further)
+            yield pending
+        yield with_choice(pending, query, await asking, pair.fallback)
+
+
+async def shadow_text(
+    policy: LivePolicy, pair: TextPair, request: ChatRequest, pending: Decision | None
+) -> AsyncGenerator[Decision]:
+    """Ask both models; the Guardian's answer is given, and the Primary's recorded."""
+    async with _asking(answered("guardian", pair.guardian, request)) as asking:
+        if pending is None:
+            (first, answer), *others = await all_answered(pair.models or {"primary": pair.primary}, request)
+            confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
+            pending = _shadowed(policy, request, (0.0, confidence), first, *(leg for leg, _ in others))
+            yield pending
+        decision = with_answer(pending, await asking, pair.fallback)
+        yield decision if decision.answer is None else replace(decision, action=0)
+
+
+@asynccontextmanager
+async def _asking(call: Coroutine[Any, Any, _Reply]) -> AsyncGenerator["asyncio.Task[_Reply]"]:
+    """Run a call beside the block; one that is not awaited to its end is cancelled."""
+    task = asyncio.create_task(call)
+    try:
+        yield task
+    finally:
+        await cancel(task)
+
+
+async def cancel(task: "asyncio.Task[Any]") -> None:
+    """Cancel a call, and wait for its end."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _shadowed(
+    policy: LivePolicy, question: Query | ChatRequest, scores: tuple[float | None, ...], *legs: Leg
+) -> Decision:
+    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
+    certificate = policy.certificate
+    if certificate is None:
+        candidates, margin, relaxation, use = list(range(len(scores))), margin_of(scores, 12), None, None
+    else:
+        candidates, margin, relaxation, use, _ = sighted(certificate, scores, question, legs[0].spent)
+    return Decision(
+        id=question.id,
+        action=None,
+        candidates=tuple(candidates),
+        decided_by="guardian",
+        margin=margin,
+        relaxation=relaxation,
+        legs=legs,
+        spent=sum((leg.spent for leg in legs), start=Spent()),
+        no_guarantee="there is no certificate yet; the Guardian decides" if policy.alpha is None else None,
+        learned=use,
+    )
+
+
+# --- Later turns of a session ---
+
+
+async def held_turn(
+    rule: ConformalRouter,
+    request: ChatRequest,
+    conversation: Conversation,
+    pending: Decision | None,
+    *,
+    audited: bool,
+    live: bool,
+    no_guarantee: str | None,
+) -> AsyncGenerator[Decision | Chunk]:
+    """Yield the decision of a later turn as `ConformalRouter.steps` does.
+
+    Args:
+        rule: the policy's rule, which knows both models.
+        request: the chat request, with its id.
+        conversation: the session.
+        pending: what an earlier attempt at this turn came to.
+        audited: whether the session was drawn for an audit.
+        live: yield the Guardian's chunks as they arrive.
+        no_guarantee: why the session has no guarantee.
+    """
+    if pending is None:
+        pending = await _begun(rule, request, conversation, audited=audited, no_guarantee=no_guarantee)
+        yield pending
+    async with aclosing(rule.steps(request, pending, live=live)) as steps:
+        async for step in steps:
+            yield step
+
+
+async def _begun(
+    rule: ConformalRouter, request: ChatRequest, conversation: Conversation, *, audited: bool, no_guarantee: str | None
+) -> Decision:
+    """Return the Primary's decision, or the one that the Guardian has to complete."""
+    keeps = conversation.decided_by == "primary"
+    leg, answer = await answered("primary", rule.primary, request) if keeps or audited else (None, None)
+    stands = answer.message if keeps and answer is not None else None
+    return Decision(
+        id=request.id,
+        action=0 if stands is None else 1,
+        candidates=(1,) if keeps else (0,),
+        decided_by="guardian" if stands is None else "primary",
+        margin=float("inf"),
+        relaxation=rule.certificate.relaxation,
+        answer=stands,
+        legs=() if leg is None else (leg,),
+        spent=Spent() if leg is None else leg.spent,
+        no_guarantee=no_guarantee,
+    )
+
+
+# --- What the Guardian may use, over all callers and all gateways of one database ---
+
+
+class GuardianCalls:
+    """The most questions to the Guardian in any minute.
+
+    Args:
+        store: what the gateways share.
+        limit: questions.
+        live_share: the share that audits leave.
+    """
+
+    def __init__(self, store: Store, limit: int, *, live_share: float) -> None:
+        self._store = store
+        self._limits = {False: limit, True: floor(limit * (1 - live_share))}
+
+    async def start(self) -> None:
+        """Count one question.
+
+        Raises:
+            QuotaError: the quota is used up.
+        """
+        limit = self._limits[IN_BACKGROUND.get()]
+        outcome = await self._store.run(claims.reserve, "guardian_calls", 1, limit=limit, seconds=60.0, settled=True)
+        if isinstance(outcome, Shortage):
+            wait = 60.0 if outcome.wait is None else outcome.wait
+            raise QuotaError("the Guardian's limit on calls is reached", retry_after=wait)
+
+
+class GuardianSpending:
+    """The most dollars for the Guardian in any hour.
+
+    Args:
+        store: what the gateways share.
+        limit: dollars.
+        live_share: the share that audits leave.
+    """
+
+    setting = "guardian_cost_per_hour"
+
+    def __init__(self, store: Store, limit: float, *, live_share: float) -> None:
+        self._store = store
+        units = limit * _UNITS_PER_DOLLAR
+        self._limits = {False: round(units), True: floor(units * (1 - live_share))}
+        self._turn = asyncio.Lock()
+        self._settled = asyncio.Event()
+        self._settling: set[asyncio.Task[None]] = set()
+
+    async def reserve(self, worst: float) -> Reservation:
+        """Reserve the largest possible cost of a call; a live call waits a while for others to be settled.
+
+        Raises:
+            QuotaError: there is not enough left.
+        """
+        units = ceil(worst * _UNITS_PER_DOLLAR)
+        outcome = await self._try(units)
+        if isinstance(outcome, Shortage) and outcome.in_flight and not IN_BACKGROUND.get():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE), self._turn:  # one call at a time asks again
+                    while isinstance(outcome := await self._try(units), Shortage) and outcome.in_flight:
+                        await self._next_settlement()
+        if isinstance(outcome, Reservation):
+            return outcome
+        raise _refusal(outcome)
+
+    async def _try(self, units: int) -> Reservation | Shortage:
+        limit = self._limits[IN_BACKGROUND.get()]
+        return await self._store.run(claims.reserve, "guardian_cost", units, limit=limit, seconds=3600.0)
+
+    async def _next_settlement(self) -> None:
+        """Wait until a call of this gateway is settled, or for a moment, since another gateway's may be."""
+        self._settled.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_POLL * random.uniform(1, 2)):
+                await self._settled.wait()
+
+    def settle(self, reservation: Reservation, cost: float | None) -> None:
+        """Replace a reservation by the actual cost, or keep it in full if that is unknown."""
+        units = reservation.amount if cost is None else ceil(cost * _UNITS_PER_DOLLAR)
+        task = asyncio.create_task(self._settle(reservation, units))  # also if this call was cancelled
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, reservation: Reservation, units: int) -> None:
+        try:
+            await self._store.run(claims.settle, reservation, units)
+        except StoreError as error:
+            _log.error("the cost of a Guardian call could not be stored, so its reservation stays: %s", error)
+        self._settled.set()
+
+    async def close(self) -> None:
+        """Wait until all calls are settled."""
+        await asyncio.gather(*self._settling)
+
+
+def _refusal(shortage: Shortage) -> QuotaError:
+    if shortage.wait is None:
+        message = "this call could cost more than guardian_cost_per_hour allows in all; raise that, or lower max_tokens"
+        return QuotaError(message, retry_after=3600.0)
+    return QuotaError(
+        "the Guardian's limit on cost is reached", retry_after=1.0 if shortage.in_flight else shortage.wait
+    )
+
+
+def calls_limit(store: Store, config: GatewayConfig) -> GuardianCalls | None:
+    """Return the configured limit on calls, if there is one."""
+    limit = config.guardian_calls_per_minute
+    return None if limit is None else GuardianCalls(store, limit, live_share=config.live_share)
+
+
+def spending_limit(store: Store, config: GatewayConfig) -> GuardianSpending | None:
+    """Return the configured limit on cost, if there is one."""
+    limit = config.guardian_cost_per_hour
+    return None if limit is None else GuardianSpending(store, limit, live_share=config.live_share)

@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import version
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -18,6 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
+from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, ConfigError, RequestError, StoreError
 from conformal_arbitrage.gateway.api import MonitorRoutes, RecordRoutes, ReviewRoutes, WebhookTests, schema
@@ -36,9 +36,8 @@ from conformal_arbitrage.gateway.http import (
     error_response,
     json_response,
 )
-from conformal_arbitrage.gateway.jobs import Background, Housekeeper, Renewer, WebhookSender
+from conformal_arbitrage.gateway.jobs import Background, Housekeeper, WebhookSender
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import ReviewQueue, VoteCounter
 from conformal_arbitrage.gateway.policies import (
     LivePolicy,
     PolicyTable,
@@ -48,12 +47,12 @@ from conformal_arbitrage.gateway.policies import (
     pairs_of,
 )
 from conformal_arbitrage.gateway.requests import DecisionRoutes
+from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import ROLES, Config, GatewayConfig
-from conformal_arbitrage.live.database import database_of, existing_secret, open_record
-from conformal_arbitrage.live.people import review_terms
-from conformal_arbitrage.live.webhooks import webhooks_of
+from conformal_arbitrage.live.config import ROLES, Config, GatewayConfig, webhooks_of
+from conformal_arbitrage.live.database import open_record
+from conformal_arbitrage.live.reviewers import review_terms
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.store import integrity, keys, outbox
@@ -63,6 +62,7 @@ from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.session import Store, StoreSchema
 
 if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.renewer import Renewer
     from conformal_arbitrage.gateway.telemetry import Telemetry
 
 Log = Callable[[bytes], None]
@@ -135,19 +135,21 @@ async def application(
     """
     check_policies(config)
     _check_people(config)
-    secret, webhooks = secret_of(config), webhooks_of(config)
+    webhooks = webhooks_of(config)
     async with AsyncExitStack() as stack:
         telemetry = _telemetry() if config.gateway.otel else None
         if telemetry is not None:
             stack.push_async_callback(telemetry.close)
         store = await open_record(config, migrating=migrating)
         stack.push_async_callback(store.close)
+        secret = ProjectSecret.find()
         spending = spending_limit(store, config.gateway)
         if spending is not None:
             stack.push_async_callback(spending.close)
         await integrity.seal(store, everything=True)
         extras = Extras(
             breaker=True,
+            primary_patience=config.gateway.primary_timeout,
             guardian_spending=spending,
             live_share=config.gateway.live_share,
             traced=None if telemetry is None else telemetry.port,
@@ -199,6 +201,7 @@ class Gateway:
         self.config = config
         self.store = store
         self.secret = secret.keys[0]
+        self._secrets = secret
         self.webhooks = webhooks
         self.metrics = metrics
         self.clock = clock
@@ -212,7 +215,6 @@ class Gateway:
         check_spending(config, models)
         self.policies = PolicyTable(config, store, pairs, secret)
         self.watcher = Watcher(store, self.policies, clock)
-        self.renewer = Renewer(config, store, self.policies, secret, clock)
         self.webhook_tests = WebhookTests(webhooks)
         self.background = Background(metrics.background_failures)
         self.authenticator = Authenticator(store)
@@ -237,9 +239,17 @@ class Gateway:
             ConfigError: without a key the gateway may not listen where it is configured to, or a log is not the policy's.
         """
         await self.policies.load(installing=installing)
-        await self.renewer.import_logs()
+        if any(settings.log is not None for settings in self.config.policies.values()):
+            await self.renewer.import_logs()
         self.keyed = bool(await self.store.run(keys.list_all))
         check_binding(self.config.gateway.host, has_keys=self.keyed)
+
+    @cached_property
+    def renewer(self) -> "Renewer":
+        """Renews certificates; loaded when that is asked for, since it needs all of calibration."""
+        from conformal_arbitrage.gateway.renewer import Renewer
+
+        return Renewer(self.config, self.store, self.policies, self._secrets, self.clock)
 
     def guardian_rests(self, policy: str) -> bool:
         """Return whether the Guardian of a policy is not called for now, after repeated failures."""
@@ -317,7 +327,7 @@ class Gateway:
                 "monitor": self.watcher.run,
                 "housekeeping": Housekeeper(store, config.gateway.retain_days).run,
                 "webhooks": WebhookSender(store, self.webhooks, self.metrics).run,
-                "renewal": partial(self.renewer.run, self.watcher),
+                "renewal": self._renew,
                 "reviews": VoteCounter(store, self.queue, self._deciding.finish).run,
                 "grading": GradingFeed(store, config, self.secret).run,
             }
@@ -325,17 +335,24 @@ class Gateway:
         yield
         await self.background.stop()
 
+    async def _renew(self) -> None:
+        """Renew certificates until cancelled; return if no policy asks for it."""
+        if any(policy.renew == "scheduled" or policy.tighten for policy in self.config.policies.values()):
+            await self.renewer.run(self.watcher)
+
     async def _list_models(self, request: Incoming) -> Response:
         """Answer GET /v1/models."""
         bound = request.caller.policies
-        policies = [p for p in self.policies.all() if bound is None or p.name in bound]
-        return json_response({"object": "list", "data": [_model_object(policy) for policy in policies]})
+        policies = [policy for policy in self.policies.all() if bound is None or policy.name in bound]
+        names = [(policy, name) for policy in policies for name in (policy.name, *policy.settings.aliases)]
+        return json_response({"object": "list", "data": [_model_object(policy, name) for policy, name in names]})
 
     async def _show_model(self, request: Incoming) -> Response:
         """Answer GET /v1/models/{id}, for a policy or an alias."""
-        policy = self.policies.named(str(request.path_params["id"]))
+        name = str(request.path_params["id"])
+        policy = self.policies.named(name)
         request.caller.check_policy(policy.name)
-        return json_response(_model_object(policy))
+        return json_response(_model_object(policy, name))
 
     async def _figures(self, request: Incoming) -> Response:
         """Answer GET /metrics."""
@@ -363,7 +380,7 @@ class Gateway:
         """Answer GET /: what this is, and where to go from here; the policies are named as long as no API key exists."""
         about: dict[str, object] = {
             "name": "conformal-arbitrage",
-            "version": version("conformal-arbitrage"),
+            "version": package_version(),
             "description": "An OpenAI-compatible gateway: a cheap model answers where that keeps a risk budget.",
             "links": {
                 "schema": "/openapi.json",
@@ -444,11 +461,15 @@ def _may_expire(policy: LivePolicy) -> bool:
     return policy.settings.max_age is not None or policy.settings.max_decisions is not None
 
 
-def _model_object(policy: LivePolicy) -> dict[str, object]:
-    """Return a policy as the models API shows a model."""
-    facts = {"alpha": policy.alpha, "version": policy.version, "mode": policy.mode, "form": policy.pair.form}
+def _model_object(policy: LivePolicy, name: str) -> dict[str, object]:
+    """Return a policy, under its name or an alias, as the models API shows a model."""
+    facts: dict[str, object] = {
+        "alpha": policy.alpha, "version": policy.version, "mode": policy.mode, "form": policy.pair.form,
+    }  # fmt: skip
+    if name != policy.name:
+        facts["alias_of"] = policy.name
     return {
-        "id": policy.name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage", "arbitrage": facts,
+        "id": name, "object": "model", "created": 0, "owned_by": "conformal-arbitrage", "arbitrage": facts,
     }  # fmt: skip
 
 
@@ -481,16 +502,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
 async def _internal_error(request: Request, error: Exception) -> Response:
     """Answer after a bug; the server's log has the traceback."""
     return json_response(error_document("internal error", code="internal_error", status=500), status=500)
-
-
-def secret_of(config: Config) -> ProjectSecret:
-    """Return the project's secret: ARBITRAGE_SECRET, or the file arbitrage.secret, created beside the configuration."""
-    secret = existing_secret(config)
-    if secret is not None:
-        return secret
-    if "://" in database_of(config):
-        raise ConfigError("gateways that share a database share a secret; set ARBITRAGE_SECRET for each")
-    return ProjectSecret.create(config.folder)
 
 
 def identities_of(config: Config, policy: str) -> dict[str, Any]:
@@ -557,12 +568,11 @@ async def prepare(config: Config) -> Preparation:
         ArbitrageError: a certificate cannot be used with these models, or the database cannot be used.
     """
     check_policies(config)
-    secret = secret_of(config)
     store = await open_record(config)
     try:
         await integrity.seal(store, everything=True)
         key = await admit_first_key(store)
-        policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), secret)
+        policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), ProjectSecret.find())
         installed = await policies.install_files()
         return Preparation(schema=store.schema, key=key, installed=tuple(installed))
     finally:

@@ -199,6 +199,10 @@ class RouteEndpoint:
         return RequestError(f"the body is larger than {self._largest_body} bytes", status=413, code="body_too_large")
 
 
+POLLED = "/console/changes"
+"""The route that open pages of the console ask every two seconds."""
+
+
 class RequestLine(Struct, frozen=True, kw_only=True):
     """The line of the log about one request."""
 
@@ -224,9 +228,11 @@ class AccessLog:
         self._write = write
 
     def note(self, method: str, path: str, exchange: Exchange, seconds: float) -> None:
-        """Count and log a request of a route."""
+        """Count and log a request of a route; of an open tab's polls, only those that fail are logged."""
         reply = exchange.reply
         self._metrics.request(path, reply.status_code)
+        if path == POLLED and reply.status_code < 400:
+            return  # one line every two seconds and tab would bury the others
         line = RequestLine(
             time=datetime.now(UTC),
             level="info" if reply.status_code < 500 else "error",
@@ -351,7 +357,7 @@ class Shortcut:
         await (self._rest if route is None else route)(scope, receive, send)
 
 
-class Failure(Struct, frozen=True, kw_only=True):
+class ErrorReply(Struct, frozen=True, kw_only=True):
     """An error as callers see it, in OpenAI's shape."""
 
     status: int
@@ -365,7 +371,7 @@ def error_document(message: str, *, code: str, status: int, param: str | None = 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
+def error_reply(error: ArbitrageError, policy: str = "") -> ErrorReply:
     """Return what a caller of a policy is told of an error.
 
     Only a `RequestError` is about the request. Other messages may quote an endpoint or a path, so they go to the log.
@@ -378,22 +384,27 @@ def failure_of(error: ArbitrageError, policy: str = "") -> Failure:
     if isinstance(error, RequestError):
         document = error_document(str(error), code=error.code, status=error.status, param=error.param)
         hopeless = {"x-should-retry": "false"} if error.status in (409, 410) else {}
-        return Failure(status=error.status, document=document, headers={**hopeless, **error.headers})
+        return ErrorReply(status=error.status, document=document, headers={**hopeless, **error.headers})
     _log.error("%s: %s", type(error).__name__, error, extra={"policy": policy})
     status, code, message = 500, "internal_error", "the request could not be served"
     if isinstance(error, StoreError):
         status, code = 503, "record_unavailable"
         message = "decisions cannot be recorded, so none is made; try again later"
+    elif (
+        isinstance(error, GuardianError) and error.status is not None
+    ):  # its sender can mend it, and knows this message
+        document = error_document(error.said, code=error.code or "invalid_request", status=error.status)
+        return ErrorReply(status=error.status, document=document, headers={"x-should-retry": "false"})
     elif isinstance(error, GuardianError):
         help_of_retry = "a retry may help" if error.retryable else "a retry will not help"
         document = error_document(f"the Guardian {error.reason}; {help_of_retry}", code="guardian_failed", status=502)
-        return Failure(status=502, document=document, headers={"x-should-retry": str(error.retryable).lower()})
-    return Failure(status=status, document=error_document(message, code=code, status=status))
+        return ErrorReply(status=502, document=document, headers={"x-should-retry": str(error.retryable).lower()})
+    return ErrorReply(status=status, document=error_document(message, code=code, status=status))
 
 
 def error_response(error: ArbitrageError, policy: str = "") -> Response:
     """Return the reply to a request that failed."""
-    failure = failure_of(error, policy)
+    failure = error_reply(error, policy)
     return json_response(failure.document, status=failure.status, headers=failure.headers)
 
 

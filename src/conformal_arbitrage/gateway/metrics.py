@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.registry import Collector
 
 from conformal_arbitrage.gateway.decider import Outcome
-from conformal_arbitrage.live.monitor import Age, LedgerWatch, ServedFigure, as_evidence
+from conformal_arbitrage.live.service import Age, LedgerWatch, ServedFigure, as_evidence
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
 from conformal_arbitrage.store.outbox import AuditBacklog, DeliveryBacklog
 from conformal_arbitrage.store.reviews import TeamBacklog
@@ -251,14 +251,15 @@ class Metrics:
         add_cost(spent.cost or 0.0)
         add_input(spent.input_tokens or 0)
         add_output(spent.output_tokens or 0)
-        kind, _, text = (leg.error or "").partition(": ")
-        if kind:
-            self._child(self.upstream_errors, policy, leg.role, kind).inc()
-        if kind == "OtherModelError" and self.other_models.get((policy, leg.role)) != text:
-            self.other_models[policy, leg.role] = text
-            _log.error("%s: %s", leg.role, text, extra={"policy": policy})
-        elif not kind and self.other_models:
-            self.other_models.pop((policy, leg.role), None)
+        failure = leg.error
+        if failure is None:
+            if self.other_models:
+                self.other_models.pop((policy, leg.role), None)
+            return
+        self._child(self.upstream_errors, policy, leg.role, failure.kind).inc()
+        if failure.kind == "OtherModelError" and self.other_models.get((policy, leg.role)) != failure.message:
+            self.other_models[policy, leg.role] = failure.message
+            _log.error("%s: %s", leg.role, failure.message, extra={"policy": policy})
 
     def _leg_counts(self, policy: str, role: Role) -> tuple[Callable[[float], None], ...]:
         """Return what counts the seconds, cost and tokens of a model; every decision asks for it."""
@@ -279,9 +280,9 @@ class Metrics:
             gauge.clear()
             for webhook in webhooks:
                 gauge.labels(webhook).set(0)
-        for one in backlogs:
-            self.webhooks_waiting.labels(one.endpoint).set(one.waiting)
-            self.oldest_webhook.labels(one.endpoint).set(one.oldest)
+        for backlog in backlogs:
+            self.webhooks_waiting.labels(backlog.endpoint).set(backlog.waiting)
+            self.oldest_webhook.labels(backlog.endpoint).set(backlog.oldest)
 
     def backlog(self, policies: Iterable[str], backlogs: Iterable[AuditBacklog]) -> None:
         """Set how many audits wait, of these policies and of those that were removed."""
@@ -289,9 +290,9 @@ class Metrics:
             gauge.clear()
             for policy in policies:
                 gauge.labels(policy).set(0)
-        for one in backlogs:
-            self.audits_waiting.labels(one.policy).set(one.waiting)
-            self.oldest_audit.labels(one.policy).set(one.oldest)
+        for backlog in backlogs:
+            self.audits_waiting.labels(backlog.policy).set(backlog.waiting)
+            self.oldest_audit.labels(backlog.policy).set(backlog.oldest)
 
     def text(self, *, blind: bool = False) -> bytes:
         """Return all metrics in Prometheus' text format.

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from msgspec import structs
+
 from conformal_arbitrage.calibration.certificate import Certificate, is_cascade
-from conformal_arbitrage.calibration.options import Feature, refusal, refuse_combination
+from conformal_arbitrage.calibration.options import NET, Feature, refusal, refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.errors import (
     ArbitrageError,
     CertificateError,
@@ -20,13 +23,11 @@ from conformal_arbitrage.errors import (
     StaleCalibrationError,
     StoreError,
 )
-from conformal_arbitrage.gateway.audit_rows import WatchedPolicy
-from conformal_arbitrage.gateway.people import ReviewQueue, ReviewScorer
+from conformal_arbitrage.gateway.review_queue import ReviewQueue, ReviewScorer
 from conformal_arbitrage.live.binding import check_group_source
 from conformal_arbitrage.live.build import Models, bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, Form, PolicyConfig
-from conformal_arbitrage.live.monitor import AgeLimits, CertificateGuard, deferring, voided, watchable
-from conformal_arbitrage.live.people import ReviewTerms, review_terms
+from conformal_arbitrage.live.reviewers import ReviewTerms, review_terms
 from conformal_arbitrage.live.rule import (
     Answered,
     CascadeChooser,
@@ -37,211 +38,17 @@ from conformal_arbitrage.live.rule import (
     answered,
     scored,
 )
+from conformal_arbitrage.live.service import AgeLimits, CertificateGuard, deferring, voided, watchable
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.kinds import Quota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.models.port import Answerer, Identity, Scorer, fingerprint
+from conformal_arbitrage.monitoring.lines import Lines, ledger_names
 from conformal_arbitrage.store import policies
 from conformal_arbitrage.store.ledger import LedgerKey
 from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, JSONObject
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, ChatRequest, Decision, Leg, Query, Spent, is_object
-
-# --- What changes about a policy in force while its version stays ---
-
-
-def is_guarded(live: "LivePolicy", certificate: Certificate) -> bool:
-    """Return whether a guard watches over a policy.
-
-    Raises:
-        CertificateError, OptionError: one is configured, and there is no proof or no quantiles for it.
-    """
-    if not live.settings.guard or live.settings.mode != "enforce" or certificate.status == "always_defer":
-        return False
-    if live.watched is None:
-        raise CertificateError(f"policy {live.name}: guard = true needs a monitor; {live.unwatched}")
-    CertificateGuard(certificate)
-    return True
-
-
-def guarded_policy(live: "LivePolicy", guard: CertificateGuard) -> "LivePolicy":
-    """Return a policy with the threshold that its guard puts in force."""
-    known = guard.standing().known
-    if live.rule is None or isinstance(live.rule, CascadeRouter | CascadeChooser):
-        return live  # a cascade has no guard
-    if live.mode != "enforce" or known == live.guarded:
-        return live
-    now, certificate = live.rule.certificate, guard.in_force()
-    same = (now.relaxation, now.boundary_u) == (certificate.relaxation, certificate.boundary_u)
-    return replace(live, rule=live.rule if same else replace(live.rule, certificate=certificate), guarded=known)
-
-
-def age_limits(settings: PolicyConfig) -> AgeLimits:
-    """Return what a policy says of the age of its certificate."""
-    return AgeLimits(max_age=settings.max_age, max_decisions=settings.max_decisions, fresh_days=settings.fresh_days)
-
-
-def expired_policy(live: "LivePolicy", now: float, decisions: int | None) -> "LivePolicy":
-    """Return a policy without its guarantee if its certificate has expired, and in shadow mode if so set.
-
-    Args:
-        live: the policy.
-        now: the time.
-        decisions: how many there were under its certificate, if they are counted.
-    """
-    reason = age_limits(live.settings).expiry((now - live.installed) / DAY, decisions)
-    if reason is None or live.expired or live.rule is None:
-        return live
-    forfeited = live.forfeited or reason
-    stops = live.settings.at_expiry == "shadow" and live.mode == "enforce"
-    return replace(
-        live,
-        rule=replace(live.rule, forfeited=forfeited),
-        forfeited=forfeited,
-        mode="shadow" if stops else live.mode,
-        expired=True,
-    )
-
-
-# --- Cascades in the gateway ---
-
-
-def cascade_features(settings: PolicyConfig) -> list[Feature]:
-    """Return what a policy asks for that may have no proof for a cascade."""
-    wanted: dict[Feature, bool] = {"red line": settings.alarm_line == "alpha", "guard": settings.guard}
-    return [feature for feature, is_set in wanted.items() if is_set]
-
-
-def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> Certificate:
-    """Return the certificate of a cascade for a policy that is served by one.
-
-    Raises:
-        StaleCalibrationError: the policy is served by a pair, or the certificate is for one.
-    """
-    if not is_cascade(document):
-        raise StaleCalibrationError(
-            f"policy {name}: the certificate is for two models, and the policy is served by a cascade; calibrate with "
-            f"--path, or drop cascade in [policies.{name}]"
-        )
-    if not cascade:
-        raise StaleCalibrationError(
-            f"policy {name}: the certificate is for a cascade of several models; set cascade = true in [policies.{name}]"
-        )
-    return Certificate.from_dict(dict(document), source=f"policy {name}")
-
-
-async def all_scored(models: Mapping[str, Scorer], query: Query) -> list[Leg]:
-    """Ask every cheap model of a cascade, at once."""
-    return await asyncio.gather(*(scored("primary", one, query) for one in models.values()))
-
-
-async def all_answered(models: Mapping[str, Answerer], request: ChatRequest) -> list[Answered]:
-    """Let every cheap model of a cascade answer, at once."""
-    return await asyncio.gather(*(answered("primary", one, request) for one in models.values()))
-
-
-def chain_answers(decision: Decision) -> tuple[str, ...] | None:
-    """Return what each cheap model said, empty where it failed; None unless several were asked."""
-    replies = [leg.reply for leg in decision.legs if leg.role == "primary"]
-    return tuple(map(_said, replies)) if len(replies) > 1 else None
-
-
-def _said(reply: object) -> str:
-    try:
-        return answer_text(reply["choices"][0]["message"]) if is_object(reply) else ""
-    except ScorerError:
-        return ""
-
-
-# --- The certificate files that a configuration names ---
-
-
-async def install_files(
-    config: Config, store: Store, check: Callable[[str, JSONObject], object]
-) -> list[PolicyVersion]:
-    """Install each certificate file that changed since the last start; return what was installed.
-
-    Args:
-        config: names the files.
-        store: where versions are kept.
-        check: raises for a certificate that a policy of this configuration cannot be served with.
-    """
-    named = [(name, settings.certificate) for name, settings in config.policies.items() if settings.certificate]
-    versions = [await _install_file(store, name, Path(config.folder) / file, check) for name, file in named]
-    return [version for version in versions if version is not None]
-
-
-async def _install_file(
-    store: Store, name: str, path: Path, check: Callable[[str, JSONObject], object]
-) -> PolicyVersion | None:
-    """Install a certificate file that differs from the one that the last start found.
-
-    One that is the same has been installed, and what was installed after it stays in force. A store without a note of
-    the last start takes a file that it has never had.
-    """
-    document = Certificate.load(path).to_dict(with_arrays=True)
-    sha256 = fingerprint(document)
-    last = await store.run(policies.configured, name)
-    history = await store.run(policies.history, name)
-    known = any(version.certificate == document for version in history)
-    changed = sha256 != last and (last is not None or not known)
-    active = bool(history) and history[0].intact and history[0].certificate == document
-    version = None
-    if not history or (changed and not active):
-        check(name, document)
-        newest = history[0].version if history else 0
-        version = await store.run(policies.install, name, document, by="configuration", after=newest)
-        if version is None:  # another gateway was first, most likely with the same file
-            return await _install_file(store, name, path, check)
-    if sha256 != last:
-        await store.run(policies.note_configured, name, sha256)
-    return version
-
-
-async def require_installed(config: Config, store: Store) -> None:
-    """Check that every policy with a certificate file has a version, where a start installs none.
-
-    Raises:
-        StoreError: one has none.
-    """
-    installed = {version.name for version in await store.run(policies.active)}
-    for name, settings in config.policies.items():
-        if settings.certificate and name not in installed:
-            raise StoreError(
-                f"policy {name} has no version in the store, and with --no-migrate none is installed; run `arbitrage "
-                "records migrate` with this configuration first"
-            )
-
-
-def note_of_start(config: Config, version: PolicyVersion) -> str:
-    """Return which version a start puts in force, and why not the certificate file if it is another."""
-    file = config.policies[version.name].certificate
-    named = f"version {version.version} is in force"
-    if file is None:
-        return f"{named}, installed by {version.installed_by}"
-    if Certificate.load(Path(config.folder) / file).to_dict(with_arrays=True) == version.certificate:
-        return f"{named}, the certificate file {file}"
-    return (
-        f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
-        "the last start"
-    )
-
-
-def check_intact(version: PolicyVersion) -> None:
-    """Refuse a version that is not what was installed.
-
-    Raises:
-        CertificateError: it was changed in the store, or a later version was removed.
-    """
-    if not version.intact:
-        raise CertificateError(
-            f"policy {version.name}, version {version.version}: it is not what was installed last; run `arbitrage records "
-            "verify`, then restore a backup, or put another certificate file in place and start again"
-        )
-
-
-# --- The policies in force ---
-
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 ServingMode = Literal["enforce", "shadow", "safe"]
@@ -283,27 +90,69 @@ class TextPair:
 ModelPair = MenuPair | TextPair
 
 
-def identities_of_pair(pair: ModelPair, group: str | None = None) -> dict[str, Identity]:
-    """Return the identities of both models by role, or of all models of a cascade by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFacts:
+    """What the loss of a decision depends on beside the decision.
 
-    Args:
-        pair: the models.
-        group: where requests name their group, if they do: groups of another source are other groups.
+    Attributes:
+        guardian_sees: what a deferral shows the Guardian.
+        binarized: whether the loss is that of the 0/1 Guardian.
+        loss_bound: the largest possible loss.
+        net: whether it counts gains.
     """
-    if pair.models:
-        return {
-            **{name: dict(one.identity) for name, one in pair.models.items()},
-            pair.guardian_name: dict(pair.guardian.identity),
-        }
-    models: dict[str, Identity] = {"primary": dict(pair.primary.identity), "guardian": dict(pair.guardian.identity)}
-    return models if group is None else {**models, "group": {"source": group}}
+
+    guardian_sees: GuardianSees
+    binarized: bool
+    loss_bound: float
+    net: bool = False
+
+    @classmethod
+    def of(cls, certificate: Certificate) -> "LossFacts":
+        """Return those of a certificate."""
+        return cls(
+            guardian_sees=certificate.guardian_sees,
+            binarized=certificate.loss.binarized,
+            loss_bound=certificate.loss_bound,
+            net=certificate.loss.name == NET,
+        )
 
 
-def remedy_of(pair: ModelPair) -> str:
-    """Return what to do about a question that the Guardian did not answer, and for which there was no safe action either."""
-    if pair.fallback is None:
-        return f"set {'safe_action' if pair.form == 'menu' else 'safe_answer'} in [task] to continue without it"
-    return f"the safe action {pair.fallback!r} is not one of the actions of this question"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedPolicy:
+    """What the monitor of a policy's version needs to know.
+
+    Attributes:
+        key: its ledger; of a certificate by groups, each ledger has this key with its own name.
+        lines: what each ledger is watched against, by its name: "" without groups.
+        facts: what losses depend on.
+        by_people: whether the Guardian is a person, who may take days.
+        ledgers: by group, the name of its ledger; None without groups. The queries of any other group are all deferred.
+    """
+
+    key: LedgerKey
+    lines: Mapping[str, Lines]
+    facts: LossFacts
+    by_people: bool
+    ledgers: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(
+        cls, certificate: Certificate, key: LedgerKey, lines: Mapping[str, Lines], *, by_people: bool
+    ) -> "WatchedPolicy":
+        """Return what the monitor of a certificate needs to know."""
+        ledgers = None if certificate.groups is None else ledger_names(certificate)
+        return cls(key=key, lines=lines, facts=LossFacts.of(certificate), by_people=by_people, ledgers=ledgers)
+
+    def key_of(self, group: str | None) -> LedgerKey | None:
+        """Return the ledger of a query of a group; None if all of these are deferred, so that there is nothing to watch."""
+        if self.ledgers is None:
+            return self.key
+        name = self.ledgers.get(group or "")
+        return None if name is None else structs.replace(self.key, group=name)
+
+    def keys(self) -> list[LedgerKey]:
+        """Return all ledgers."""
+        return [structs.replace(self.key, group=name) if name else self.key for name in self.lines]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -537,12 +386,12 @@ class PolicyTable:
         if isinstance(pair, MenuPair):
             rule = CascadeChooser(
                 models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
-                safe_action=task.safe_action, allow=settings.allow, forfeited=forfeited,
+                fallback=task.safe_action, allow=settings.allow, forfeited=forfeited,
             )  # fmt: skip
         else:
             rule = CascadeRouter(
                 models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
-                safe_answer=task.safe_answer, allow=settings.allow, forfeited=forfeited,
+                fallback=task.safe_answer, allow=settings.allow, forfeited=forfeited,
             )  # fmt: skip
         return LivePolicy(
             name=name,
@@ -691,14 +540,231 @@ class PolicyTable:
 def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
     """Return a policy with what its monitor needs to know, or with why it has none."""
     lines, reason = watchable(certificate, live.settings.alarm_line)
-    if lines is None:
+    reason = live.settings.ungradable(live.pair.form) or reason
+    if lines is None or reason is not None:
         return replace(live, unwatched=reason)
     key = LedgerKey(policy=live.name, version=live.version, lifts=live.lifts, identities_sha256=live.identities_sha256)
     by_people = live.pair.guardian.identity.get("kind") == "human"
     return replace(live, watched=WatchedPolicy.of(certificate, key, lines, by_people=by_people), unwatched=None)
 
 
-# --- From the models of a configuration to the pair behind each policy ---
+# --- Parts of a policy ---
+
+
+def identities_of_pair(pair: ModelPair, group: str | None = None) -> dict[str, Identity]:
+    """Return the identities of both models by role, or of all models of a cascade by name.
+
+    Args:
+        pair: the models.
+        group: where requests name their group, if they do: groups of another source are other groups.
+    """
+    if pair.models:
+        return {
+            **{name: dict(model.identity) for name, model in pair.models.items()},
+            pair.guardian_name: dict(pair.guardian.identity),
+        }
+    models: dict[str, Identity] = {"primary": dict(pair.primary.identity), "guardian": dict(pair.guardian.identity)}
+    return models if group is None else {**models, "group": {"source": group}}
+
+
+def remedy_of(pair: ModelPair) -> str:
+    """Return what to do about a question that the Guardian did not answer, and for which there was no safe action either."""
+    if pair.fallback is None:
+        return f"set {'safe_action' if pair.form == 'menu' else 'safe_answer'} in [task] to continue without it"
+    return f"the safe action {pair.fallback!r} is not one of the actions of this question"
+
+
+def is_guarded(live: "LivePolicy", certificate: Certificate) -> bool:
+    """Return whether a guard watches over a policy.
+
+    Raises:
+        CertificateError, OptionError: one is configured, and there is no proof or no quantiles for it.
+    """
+    if not live.settings.guard or live.settings.mode != "enforce" or certificate.status == "always_defer":
+        return False
+    if live.watched is None:
+        raise CertificateError(f"policy {live.name}: guard = true needs a monitor; {live.unwatched}")
+    CertificateGuard(certificate)
+    return True
+
+
+def guarded_policy(live: "LivePolicy", guard: CertificateGuard) -> "LivePolicy":
+    """Return a policy with the threshold that its guard puts in force."""
+    known = guard.standing().known
+    if live.rule is None or isinstance(live.rule, CascadeRouter | CascadeChooser):
+        return live  # a cascade has no guard
+    if live.mode != "enforce" or known == live.guarded:
+        return live
+    now, certificate = live.rule.certificate, guard.in_force()
+    same = (now.relaxation, now.boundary_u) == (certificate.relaxation, certificate.boundary_u)
+    return replace(live, rule=live.rule if same else replace(live.rule, certificate=certificate), guarded=known)
+
+
+def age_limits(settings: PolicyConfig) -> AgeLimits:
+    """Return what a policy says of the age of its certificate."""
+    return AgeLimits(max_age=settings.max_age, max_decisions=settings.max_decisions, fresh_days=settings.fresh_days)
+
+
+def expired_policy(live: "LivePolicy", now: float, decisions: int | None) -> "LivePolicy":
+    """Return a policy without its guarantee if its certificate has expired, and in shadow mode if so set.
+
+    Args:
+        live: the policy.
+        now: the time.
+        decisions: how many there were under its certificate, if they are counted.
+    """
+    reason = age_limits(live.settings).expiry((now - live.installed) / DAY, decisions)
+    if reason is None or live.expired or live.rule is None:
+        return live
+    forfeited = live.forfeited or reason
+    stops = live.settings.at_expiry == "shadow" and live.mode == "enforce"
+    return replace(
+        live,
+        rule=replace(live.rule, forfeited=forfeited),
+        forfeited=forfeited,
+        mode="shadow" if stops else live.mode,
+        expired=True,
+    )
+
+
+# --- Cascades ---
+
+
+def cascade_features(settings: PolicyConfig) -> list[Feature]:
+    """Return what a policy asks for that may have no proof for a cascade."""
+    wanted: dict[Feature, bool] = {"red line": settings.alarm_line == "alpha", "guard": settings.guard}
+    return [feature for feature, is_set in wanted.items() if is_set]
+
+
+def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> Certificate:
+    """Return the certificate of a cascade for a policy that is served by one.
+
+    Raises:
+        StaleCalibrationError: the policy is served by a pair, or the certificate is for one.
+    """
+    if not is_cascade(document):
+        raise StaleCalibrationError(
+            f"policy {name}: the certificate is for two models, and the policy is served by a cascade; calibrate with "
+            f"--path, or drop cascade in [policies.{name}]"
+        )
+    if not cascade:
+        raise StaleCalibrationError(
+            f"policy {name}: the certificate is for a cascade of several models; set cascade = true in [policies.{name}]"
+        )
+    return Certificate.from_dict(dict(document), source=f"policy {name}")
+
+
+async def all_scored(models: Mapping[str, Scorer], query: Query) -> list[Leg]:
+    """Ask every cheap model of a cascade, at once."""
+    return await asyncio.gather(*(scored("primary", model, query) for model in models.values()))
+
+
+async def all_answered(models: Mapping[str, Answerer], request: ChatRequest) -> list[Answered]:
+    """Let every cheap model of a cascade answer, at once."""
+    return await asyncio.gather(*(answered("primary", model, request) for model in models.values()))
+
+
+def chain_answers(decision: Decision) -> tuple[str, ...] | None:
+    """Return what each cheap model said, empty where it failed; None unless several were asked."""
+    replies = [leg.reply for leg in decision.legs if leg.role == "primary"]
+    return tuple(map(_said, replies)) if len(replies) > 1 else None
+
+
+def _said(reply: object) -> str:
+    try:
+        return answer_text(reply["choices"][0]["message"]) if is_object(reply) else ""
+    except ScorerError:
+        return ""
+
+
+# --- The certificate files that a configuration names ---
+
+
+async def install_files(
+    config: Config, store: Store, check: Callable[[str, JSONObject], object]
+) -> list[PolicyVersion]:
+    """Install each certificate file that changed since the last start; return what was installed.
+
+    Args:
+        config: names the files.
+        store: where versions are kept.
+        check: raises for a certificate that a policy of this configuration cannot be served with.
+    """
+    named = [(name, settings.certificate) for name, settings in config.policies.items() if settings.certificate]
+    versions = [await _install_file(store, name, Path(config.folder) / file, check) for name, file in named]
+    return [version for version in versions if version is not None]
+
+
+async def _install_file(
+    store: Store, name: str, path: Path, check: Callable[[str, JSONObject], object]
+) -> PolicyVersion | None:
+    """Install a certificate file that differs from the one that the last start found.
+
+    One that is the same has been installed, and what was installed after it stays in force. A store without a note of
+    the last start takes a file that it has never had.
+    """
+    document = Certificate.load(path).to_dict(with_arrays=True)
+    sha256 = fingerprint(document)
+    last = await store.run(policies.configured, name)
+    history = await store.run(policies.history, name)
+    known = any(version.certificate == document for version in history)
+    changed = sha256 != last and (last is not None or not known)
+    active = bool(history) and history[0].intact and history[0].certificate == document
+    version = None
+    if not history or (changed and not active):
+        check(name, document)
+        newest = history[0].version if history else 0
+        version = await store.run(policies.install, name, document, by="configuration", after=newest)
+        if version is None:  # another gateway was first, most likely with the same file
+            return await _install_file(store, name, path, check)
+    if sha256 != last:
+        await store.run(policies.note_configured, name, sha256)
+    return version
+
+
+async def require_installed(config: Config, store: Store) -> None:
+    """Check that every policy with a certificate file has a version, where a start installs none.
+
+    Raises:
+        StoreError: one has none.
+    """
+    installed = {version.name for version in await store.run(policies.active)}
+    for name, settings in config.policies.items():
+        if settings.certificate and name not in installed:
+            raise StoreError(
+                f"policy {name} has no version in the store, and with --no-migrate none is installed; run `arbitrage "
+                "records migrate` with this configuration first"
+            )
+
+
+def note_of_start(config: Config, version: PolicyVersion) -> str:
+    """Return which version a start puts in force, and why not the certificate file if it is another."""
+    file = config.policies[version.name].certificate
+    named = f"version {version.version} is in force"
+    if file is None:
+        return f"{named}, installed by {version.installed_by}"
+    if Certificate.load(Path(config.folder) / file).to_dict(with_arrays=True) == version.certificate:
+        return f"{named}, the certificate file {file}"
+    return (
+        f"{named}, installed by {version.installed_by}; the certificate file {file} is not, since it is unchanged since "
+        "the last start"
+    )
+
+
+def check_intact(version: PolicyVersion) -> None:
+    """Refuse a version that is not what was installed.
+
+    Raises:
+        CertificateError: it was changed in the store, or a later version was removed.
+    """
+    if not version.intact:
+        raise CertificateError(
+            f"policy {version.name}, version {version.version}: it is not what was installed last; run `arbitrage records "
+            "verify`, then restore a backup, or put another certificate file in place and start again"
+        )
+
+
+# --- From a configuration's models to the pair behind each policy ---
 
 
 def pairs_of(models: Models, quota: Quota | None = None, queue: ReviewQueue | None = None) -> dict[str, ModelPair]:
@@ -792,10 +858,10 @@ def check_spending(config: Config, models: Models) -> None:
 
 
 def check_policies(config: Config) -> None:
-    """Check that a configuration has policies, that no name or alias stands for two, and that sessions are possible.
+    """Check that a configuration has policies, that no name or alias stands for two, and that each can do what it says.
 
     Raises:
-        ConfigError: it has none, or a name does, or a policy of menus is to decide by session.
+        ConfigError: it has none, or a name does, or a policy of menus is to decide by session, or nobody can grade audits.
     """
     if not config.policies:
         raise ConfigError("the configuration has no policy; add a section [policies.NAME] with a certificate")
@@ -805,6 +871,9 @@ def check_policies(config: Config) -> None:
             raise ConfigError(
                 f'[policies.{name}] sticky = "session" is for free text; set form = "text", or leave it out'
             )
+        ungradable = settings.ungradable(config.form_of(name))
+        if settings.mode == "enforce" and ungradable is not None:
+            raise ConfigError(f"[policies.{name}] {ungradable}")
         if not 0 < settings.session_idle < float("inf"):
             raise ConfigError(f"[policies.{name}] session_idle must be above 0 seconds; got {settings.session_idle!r}")
     twice = {name for name in names if names.count(name) > 1}

@@ -21,7 +21,6 @@ from conformal_arbitrage.errors import (
     RequestError,
     StoreError,
 )
-from conformal_arbitrage.gateway.audit_rows import still_unanswered
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.chat import (
     EVENT_STREAM,
@@ -39,17 +38,17 @@ from conformal_arbitrage.gateway.chat import (
     read_decisions,
     reply_headers,
 )
-from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian
+from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian, still_unanswered
 from conformal_arbitrage.gateway.http import DECISION_ID, Incoming, caller_left, error_document
 from conformal_arbitrage.gateway.metrics import Metrics
-from conformal_arbitrage.gateway.people import EXPIRED, PENDING, ReviewQueue, StillDecidingError
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
 from conformal_arbitrage.gateway.responses import ResponseShape, read_response
+from conformal_arbitrage.gateway.review_queue import EXPIRED, PENDING, ReviewQueue, StillDecidingError
 from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
-from conformal_arbitrage.live.people import ReviewTerms
+from conformal_arbitrage.live.reviewers import ReviewTerms
 from conformal_arbitrage.live.rule import ConformalArbitrage, guardian_failure
 from conformal_arbitrage.models.endpoint import delta_of
-from conformal_arbitrage.monitoring.people import waiting_time
+from conformal_arbitrage.monitoring.votes import waiting_time
 from conformal_arbitrage.store import claims, pages
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import reviews as stored_reviews
@@ -61,10 +60,15 @@ from conformal_arbitrage.store.reviews import ReviewRequest, ReviewWork
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Chunk, Query
 
-# --- What is asked ---
-
-
 DECISIONS, CHAT, RESPONSES = "/v1/decisions", "/v1/chat/completions", "/v1/responses"
+LEASE = 6.0
+LONGEST_WAIT = 120.0
+ENDED = ReviewWork(ended=True)
+_PACE_DAYS = 1 / 24
+"""How many days of votes tell how long people take now."""
+_SHORTEST_RETRY, _SOON, _LONGEST_RETRY = 1, 3, 30
+"""Seconds after which a caller is told to come back: a quarter of the forecast, if there is one."""
+_Result = TypeVar("_Result")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -112,68 +116,35 @@ class Waiting(Struct, frozen=True):
     error: RequestError
 
 
-# --- Sessions ---
+class Deciding(Struct, frozen=True):
+    """Nothing of the answer was sent, and nothing is durable that ends the attempt."""
 
 
-class Sessions:
-    """The sessions of sticky policies, in the store, so that every gateway on it keeps them alike.
+class Sending(Struct, frozen=True):
+    """The answer of a decision is being sent while it is written.
 
-    Args:
-        store: where they are kept; names only as digests.
+    Attributes:
+        id: of the decision.
+        cut_off: whether it is recorded that the answer has no end.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def current(self, policy: LivePolicy, caller_id: str, name: str | None) -> Conversation | None:
-        """Return the caller's session of that name, unless it has not begun or is over."""
-        return (
-            None
-            if name is None
-            else await self._store.run(claims.find_conversation, caller_id, policy.name, _digest(name))
-        )
-
-    async def settle(self, outcome: Outcome, policy: LivePolicy, caller_id: str, name: str, version: int) -> None:
-        """Let a session begin or go on with the first outcome of a turn, before anything is sent.
-
-        Args:
-            outcome: of the turn.
-            policy: a sticky policy.
-            caller_id: whose session it is.
-            name: the session's name.
-            version: of the policy when the session began.
-
-        Raises:
-            RequestError: 409 if another request has begun the session meanwhile.
-        """
-        session = outcome.session or str(outcome.decision.id)
-        chosen = outcome.held or ("primary" if outcome.decision.decided_by == "primary" else "guardian")
-        mine = Conversation(caller_id, policy.name, _digest(name), session, chosen, version)
-        in_force = await self._store.run(claims.settle_conversation, mine, idle=policy.settings.session_idle)
-        if in_force.id != session:
-            raise RequestError(
-                "another request has begun this session meanwhile; send this turn again", status=409, code="session_begun",
-                param="arbitrage.session", headers={"x-should-retry": "true"},
-            )  # fmt: skip
+    id: str
+    cut_off: bool = False
 
 
-def other_session() -> RequestError:
-    """Return the error for a key whose decision is not part of the session in force: a key has one decision."""
-    return RequestError(
-        "the session began otherwise, or ended, since this Idempotency-Key was first used; send the turn with a new key",
-        status=409, code="session_begun", param="arbitrage.session", headers={"x-should-retry": "false"},
-    )  # fmt: skip
+class Replied(Struct, frozen=True):
+    """The reply is durable.
+
+    Attributes:
+        replayed: whether another attempt made it.
+    """
+
+    response: SavedResponse
+    replayed: bool = False
 
 
-def _digest(name: str) -> str:
-    return sha256(name.encode(errors="surrogatepass")).hexdigest()
-
-
-# --- One reply per idempotency key, and a caller who may leave at any moment ---
-
-
-LEASE = 6.0
-LONGEST_WAIT = 120.0
+AttemptState = Deciding | Sending | Replied
+DECIDING = Deciding()
 
 
 class Attempt:
@@ -188,9 +159,7 @@ class Attempt:
         outcomes: how far each decision has come, by the place of its question.
         recorded: ids of the decisions that are in the store already.
         reviewed: whether people are asked about a question.
-        opened: id of the decision whose answer is being sent already.
-        response: the reply, once it is durable.
-        replayed: whether another attempt made the response.
+        state: how far the reply has come.
         left: whether the caller has disconnected.
     """
 
@@ -200,15 +169,17 @@ class Attempt:
         self.outcomes: dict[int, Outcome] = {}
         self.recorded: set[str] = set()
         self.reviewed = False
-        self.opened: str | None = None
-        self.response: SavedResponse | None = None
-        self.replayed = False
+        self.state: AttemptState = DECIDING
         self.left = False
         self._store = store
         self._metrics = metrics
         self._task = asyncio.current_task()
         self._committing = 0
-        self._ended = False
+
+    @property
+    def reply(self) -> "Replied | None":
+        """The reply, once it is durable."""
+        return self.state if isinstance(self.state, Replied) else None
 
     async def commit(
         self,
@@ -241,7 +212,8 @@ class Attempt:
                     news=news,
                     reviews=reviews,
                 )
-            self.response = response
+            if response is not None:
+                self.state = Replied(response)
         finally:
             self._committing -= 1
             if self.left:
@@ -257,12 +229,12 @@ class Attempt:
     async def open(self, event: Event, audit: Audit | None) -> None:
         """Make a decision durable whose answer is about to be sent; one that is recorded needs only its claim."""
         known = event.id in self.recorded
-        self.opened = event.id  # it stands even if the Guardian times out during the commit
+        self.state = Sending(event.id)  # it stands even if the Guardian times out during the commit
         try:
             if not known or self.claim is not None:
                 await self.commit([] if known else [event], audits=[] if known else _listed(audit))
         except StoreError:
-            self.opened = None
+            self.state = DECIDING
             raise
         self.recorded.add(event.id)
 
@@ -299,19 +271,22 @@ class Attempt:
         # Known here at once: a retry may come before the store is next asked how it stands.
         self._store.has_undelivered = True
 
-    async def end_early(self, finish: str) -> None:
-        """Record that an answer which was opened has no end; it is not kept under the idempotency key."""
-        if self.opened is not None and not self._ended:
-            self._ended = True
-            event = Event(id=self.opened, body=CompletionBody(finish=finish))
-            own = [outcome for outcome in self.outcomes.values() if outcome.event.id == self.opened]
-            audits = [still_unanswered(outcome.audit, outcome.decision) for outcome in own]
-            await self._store.run(
-                stored_events.commit,
-                [event],
-                audits=[audit for audit in audits if audit is not None],
-                news=[self.opened],
-            )
+    async def cut_off(self, finish: str) -> None:
+        """Record that the answer which is being sent has no end; it is not kept under the idempotency key."""
+        if isinstance(self.state, Sending) and not self.state.cut_off:
+            self.state = replace(self.state, cut_off=True)
+            await self.note_cut_off(self.state.id, finish)
+
+    async def note_cut_off(self, id: str, finish: str) -> None:
+        """Record that the answer of a decision was not sent to its end."""
+        outcomes = [outcome for outcome in self.outcomes.values() if outcome.event.id == id]
+        audits = [still_unanswered(outcome.audit, outcome.decision) for outcome in outcomes]
+        await self._store.run(
+            stored_events.commit,
+            [Event(id=id, body=CompletionBody(finish=finish))],
+            audits=[audit for audit in audits if audit is not None],
+            news=[id],
+        )
 
     def leave(self, _: object) -> None:
         """Cancel the attempt because its caller has left; a commit finishes first, and after the last it is too late."""
@@ -320,13 +295,532 @@ class Attempt:
 
     def _stop(self) -> None:
         """Cancel the attempt, unless it is being committed, is over, or is an answer that its key will be asked for."""
-        begun = self.opened is not None and self.claim is not None
-        if self._task is not None and not self._committing and self.response is None and not begun:
+        kept = isinstance(self.state, Replied) or (isinstance(self.state, Sending) and self.claim is not None)
+        if self._task is not None and not self._committing and not kept:
             self._task.cancel()
 
     def was_cancelled_by_caller(self) -> bool:
         """Return whether the caller's leaving is the only reason for a cancellation."""
         return self.left and self._task is not None and self._task.uncancel() == 0
+
+
+# --- The road of a request ---
+
+
+class DecisionRoutes:
+    """POST /v1/decisions, /v1/chat/completions and /v1/responses.
+
+    A request is read, its idempotency key claimed, its questions decided, the reply rendered and committed with the
+    decisions, and only then sent.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        store: Store,
+        policies: PolicyTable,
+        decider: Decider,
+        metrics: Metrics,
+        queue: ReviewQueue,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._policies = policies
+        self._decider = decider
+        self._metrics = metrics
+        self._idempotency = Idempotency(store, metrics)
+        self._sessions = Sessions(store)
+        self._reviews = ReviewedRequests(store, queue, self._idempotency, decider)
+
+    async def decisions(self, request: Incoming) -> Response | EventStream:
+        """Answer POST /v1/decisions."""
+        return await self._answer(request, DECISIONS)
+
+    async def completions(self, request: Incoming) -> Response | EventStream:
+        """Answer POST /v1/chat/completions."""
+        return await self._answer(request, CHAT)
+
+    async def responses(self, request: Incoming) -> Response | EventStream:
+        """Answer POST /v1/responses."""
+        return await self._answer(request, RESPONSES)
+
+    async def finish(self, request: ReviewRequest) -> None:
+        """Finish a request that people have decided, and keep the reply for its caller, who does not wait here.
+
+        Raises:
+            RequestError: people have not decided all of it.
+        """
+        asked = self._read(request.route, Caller(request.key_id, "call"), request.name, request.body)
+        await self._replied(asked)
+
+    async def _answer(self, request: Incoming, route: str) -> Response | EventStream:
+        asked = self._read(route, request.caller, request.idempotency_key, request.content)
+        request.exchange.policy = asked.policy.name
+        if asked.streams:
+            patient = asked.policy.pair.review is not None
+            async with event_stream(request.send, asked.policy.name, patient=patient) as events:
+                await self._stream(asked, request.receive, events)
+            return events
+        return _response(await self._replied(asked, request.receive))
+
+    async def _replied(self, asked: Asked, receive: Receive | None = None) -> Attempt:
+        """Return the attempt that ended with a reply."""
+        waiting = None
+        async with self._attempt(asked, receive) as attempt:
+            if attempt.reply is None:  # else this key was answered before
+                waiting = await self._reply(attempt)
+        if waiting is not None:
+            raise waiting.error
+        return attempt
+
+    async def _stream(self, asked: Asked, receive: Receive, events: EventStream) -> None:
+        waiting = None
+        async with self._attempt(asked, receive) as attempt:
+            if attempt.reply is not None:
+                pass  # this key was answered before
+            elif asked.live is not None:
+                await self._stream_text(attempt, asked.live, events)
+            else:
+                waiting = await self._reply(attempt)
+                await self._send(attempt, events)
+        if waiting is not None:
+            raise waiting.error
+        reply = attempt.reply
+        if reply is not None and reply.response.status != 200:
+            raise error_again(reply.response)
+        if reply is not None and reply.replayed:
+            await events.replay(reply.response)
+
+    async def _reply(self, attempt: Attempt) -> Waiting | None:
+        """Decide and commit the reply, unless people have yet to decide."""
+        start = time.perf_counter()
+        outcomes = await self._decide(attempt)
+        if isinstance(outcomes, Waiting):
+            return outcomes
+        await self._commit(attempt, outcomes, start)
+        return None
+
+    @asynccontextmanager
+    async def _attempt(self, asked: Asked, receive: Receive | None = None) -> AsyncGenerator[Attempt]:
+        """Attempt to answer a request; however that ends, every decision whose Primary answered is recorded.
+
+        Otherwise rows whose Guardian failed, or was too slow for the caller, would be missing from an export, and those
+        that remain would be selected by their scores.
+        """
+        async with self._idempotency.attempt(asked, receive) as attempt:
+            finish = "failed"
+            try:
+                yield attempt
+                finish = "waiting"  # without a response, people have yet to decide
+            except QuotaError:
+                finish = "limited"
+                raise
+            except asyncio.CancelledError:
+                finish = "cancelled"
+                raise
+            except StoreError:
+                finish = ""  # nothing can be recorded, or another gateway records it
+                raise
+            finally:
+                if finish and attempt.reply is None and attempt.outcomes:
+                    await self._end_undelivered(attempt, finish)
+
+    async def _decide(self, attempt: Attempt) -> list[Outcome] | Waiting:
+        """Decide about every question of a request, or say that people have yet to decide about one."""
+        calls = [self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))]
+        results = await all_settled(calls)
+        outcomes = [result for result in results if isinstance(result, Outcome)]
+        terms = attempt.asked.policy.pair.review
+        if len(outcomes) == len(results) or terms is None:
+            return outcomes
+        return await self._reviews.waiting(attempt, terms)
+
+    async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
+        """Decide about one question; None if people have yet to decide."""
+        try:
+            return await _last(self._steps(attempt, place))
+        except StillDecidingError:
+            return None
+
+    async def _steps(self, attempt: Attempt, place: int, *, live: bool = False) -> AsyncGenerator[Outcome | Chunk]:
+        """Decide about one question of a request, or continue what an earlier attempt decided.
+
+        Each outcome is noted, and one that must not be lost is recorded before the next model is asked.
+        """
+        asked, policy = attempt.asked, attempt.asked.policy
+        question = asked.questions[place]
+        by_session = policy.settings.sticky is not None and isinstance(question, ChatRequest)
+        conversation = await self._sessions.current(policy, asked.caller_id, asked.session) if by_session else None
+        earlier = await self._earlier(attempt, place)
+        if by_session and earlier is not None:
+            begun = earlier.id if conversation is None else conversation.id
+            if earlier.decision.session != begun:  # the session began, or ended, since
+                if attempt.claim is not None:
+                    raise other_session()
+                earlier = None
+            elif earlier.id == begun:
+                conversation = None  # another attempt at the first turn
+        if earlier is not None:
+            question = replace(question, id=earlier.id)
+            attempt.recorded.add(earlier.id)
+        steps = self._decider.steps(
+            policy, question, asked.caller_id, earlier, conversation=conversation,
+            session=None if by_session else asked.conversation, live=live,
+        )  # fmt: skip
+        unsettled = by_session and asked.session is not None
+        async with aclosing(steps):
+            async for step in steps:
+                if isinstance(step, Outcome):
+                    attempt.outcomes[place] = step
+                    await self._keep(attempt, place, question, step)
+                    if unsettled and asked.session is not None:
+                        version = policy.version if conversation is None else conversation.version
+                        await self._sessions.settle(step, policy, asked.caller_id, asked.session, version)
+                        unsettled = False
+                yield step
+
+    async def _earlier(self, attempt: Attempt, place: int) -> DecisionRecord | None:
+        """Return the decision that an earlier attempt at the same question began under the same version, if any.
+
+        Raises:
+            RequestError: it was begun under this idempotency key, and cannot be continued: a key has one decision.
+        """
+        id = None
+        if attempt.claim is not None:
+            id = attempt.claim.begun.get(place)
+        elif self._store.has_undelivered:
+            id = await self._store.run(claims.take_undelivered, self._decider.digest(attempt.asked.identity(place)))
+        record = None if id is None else await self._store.run(pages.record, id)
+        if record is None or is_continuable(record, attempt.asked.policy):
+            return record
+        if attempt.claim is not None:
+            raise begun_otherwise(attempt.asked.policy.name)
+        return None
+
+    async def _keep(self, attempt: Attempt, place: int, question: Query | ChatRequest, outcome: Outcome) -> None:
+        """Record an outcome that must not be lost; a question for people is put into their queue with it."""
+        terms = attempt.asked.policy.pair.review
+        if not awaits_guardian(outcome.decision):
+            if len(attempt.asked.questions) > 1 and outcome.audit is not None:
+                await _keep_pending(attempt, place, outcome)  # or the ledger would have the deferred of a request first
+        elif terms is not None and isinstance(question, Query):
+            await self._reviews.put(attempt, place, terms, question, outcome)
+        else:
+            await _keep_pending(attempt, place, outcome)
+
+    async def _stream_text(
+        self, attempt: Attempt, render: Callable[[Outcome], LiveEvents], events: EventStream
+    ) -> None:
+        """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
+        start = time.perf_counter()
+        live = _LiveAnswer(attempt, events, self._metrics, render)
+        outcome: Outcome | None = None
+        try:
+            async with aclosing(self._steps(attempt, 0, live=True)) as steps:
+                async for step in steps:
+                    if isinstance(step, Outcome):
+                        outcome = step
+                    elif outcome is not None:
+                        await live.take(outcome, step)
+            if outcome is None:
+                raise AssertionError("a stream ends with its outcome")
+            if live.chunks is None:
+                await self._commit(attempt, [outcome], start)
+                await self._send(attempt, events)
+            else:
+                await live.finish(outcome, self._decider)
+        except (GuardianError, LostClaimError):
+            await attempt.cut_off("failed")
+            raise
+
+    async def _send(self, attempt: Attempt, events: EventStream) -> None:
+        """Send a reply that was committed, in pieces; record it if the caller leaves before the last."""
+        reply = attempt.reply
+        if reply is None or reply.response.status != 200:
+            return
+        events.headers = reply.response.headers
+        for piece in pieces_of(reply.response):
+            await events.put(piece)
+            await asyncio.sleep(0)  # sending alone never waits, and a caller who left would go unnoticed
+            if attempt.left:
+                await attempt.note_cut_off(attempt.outcomes[0].event.id, "cancelled")
+                return
+
+    async def _commit(self, attempt: Attempt, outcomes: Sequence[Outcome], start: float) -> None:
+        """Render the reply and commit it with the decisions.
+
+        Raises:
+            GuardianError: the Guardian failed.
+        """
+        policy = attempt.asked.policy
+        if attempt.reviewed and any(outcome.decision.answer is None for outcome in outcomes):
+            await self._reviews.commit_expired(attempt)
+            return
+        _require_answers(policy, outcomes)
+        reply = attempt.asked.render(outcomes)
+        events: list[Event] = []
+        audits: list[Audit] = []
+        news: list[str] = []
+        for outcome in outcomes:
+            if outcome.event.id in attempt.recorded:
+                events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
+                if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
+                    news.append(outcome.event.id)  # what was served is another answer than the ledger expects
+                    audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
+                    audits += _listed(audit)
+            else:
+                events.append(outcome.event)
+                audits += _listed(outcome.audit)
+        if attempt.reviewed:
+            events = await self._reviews.with_facts(events)
+        await attempt.commit(
+            events, audits=audits, response=reply, news=news, reviews=ENDED if attempt.reviewed else None
+        )
+        self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
+
+    async def _end_undelivered(self, attempt: Attempt, finish: str) -> None:
+        """Record how far each decision came, and keep those of which nothing was sent for another attempt."""
+        if isinstance(attempt.state, Sending):
+            await attempt.cut_off(finish)
+            return
+        if finish == "cancelled":
+            await self._reviews.withdraw(attempt)
+        policy, outcomes = attempt.asked.policy, attempt.outcomes
+        self._metrics.undelivered(policy.name, outcomes.values(), finish)
+        events: list[Event] = []
+        audits: list[Audit] = []
+        news = [outcome.event.id for outcome in outcomes.values() if outcome.audit is not None]
+        for outcome in outcomes.values():
+            audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
+            if outcome.event.id in attempt.recorded:
+                events += [] if finish == "waiting" else [self._decider.completion(policy, outcome, finish)]
+            else:
+                events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
+                audit = audit or outcome.audit
+            audits += _listed(audit)
+        begun = {place: outcome.event.id for place, outcome in outcomes.items()}
+        digests = {id: self._decider.digest(attempt.asked.identity(place)) for place, id in begun.items()}
+        await attempt.end_undelivered(events, audits, begun, digests, news)
+
+    # From bytes to what is asked
+
+    def _read(self, route: str, caller: Caller, key: str | None, content: bytes) -> Asked:
+        """Read a request to one of the routes, whose caller must be allowed to use the policy that it names."""
+        if route == DECISIONS:
+            return self._read_decisions(caller, key, content)
+        if route == CHAT:
+            chat = read_completion(content, self._config)
+            return self._read_chat(route, caller, key, content, chat, ChatShape(chat.include_usage))
+        body = read_response(content, self._config)
+        return self._read_chat(route, caller, key, content, body.chat, ResponseShape(body.echo))
+
+    def _read_decisions(self, caller: Caller, key: str | None, content: bytes) -> Asked:
+        body = read_decisions(content, self._config)
+        policy = self._policy_of(caller, body.model)
+        group = policy.settings.group and body.group_at(policy.settings.group, caller.label)
+        return Asked(
+            route=DECISIONS,
+            content=content,
+            caller_id=caller.id,
+            key=key,
+            policy=policy,
+            questions=[query_of(body, question, new_id(), group) for question in body.questions],
+            render=partial(decisions_reply, policy, body.questions),
+        )
+
+    def _read_chat(
+        self, route: str, caller: Caller, key: str | None, content: bytes, chat: CompletionRequest, shape: ReplyShape
+    ) -> Asked:
+        policy = self._policy_of(caller, chat.model)
+        settings = policy.settings
+        chat = chat if settings.group != KEY_LABEL else replace(chat, label=caller.label)
+        text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
+        menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
+        group = settings.group and chat.group_at(settings.group)
+        if menu is not None:
+            questions = [Query(chat.messages, menu.actions, id=new_id(), group=group)]
+        else:
+            questions = [ChatRequest(chat.body, id=new_id(), group=group if settings.sticky is None else None)]
+        whole = shape.streamed if chat.stream else shape.whole
+        user = chat.body.get("user")
+        return Asked(
+            route=route,
+            content=content,
+            caller_id=caller.id,
+            key=key,
+            policy=policy,
+            questions=questions,
+            render=lambda outcomes: whole(policy, outcomes[0], menu),
+            live=partial(shape.live, policy) if chat.stream and menu is None else None,
+            streams=chat.stream,
+            session=chat.session,
+            conversation=chat.session or (user if isinstance(user, str) else None),
+        )
+
+    def _policy_of(self, caller: Caller, model: str) -> LivePolicy:
+        """Return the policy that a request names, once its caller is known to be allowed to use it."""
+        policy = self._policies.named(model)
+        if caller.policies is not None:
+            caller.check_policy(policy.name)
+        return policy
+
+
+def is_continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
+    """Return whether another attempt may continue a decision: same version and mode, and its answer can be rebuilt.
+
+    People may take longer than a version lasts. What they are asked about is continued under any, then without a guarantee.
+    """
+    body = record.decision
+    same = body.version == policy.version and body.mode == policy.mode
+    same = (same or policy.pair.review is not None) and body.form == policy.pair.form
+    return same and (body.pending or (body.form == "menu" and body.action is not None))
+
+
+async def all_settled(calls: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Run calls concurrently, all to their end, then raise the first error: what the others decided is not lost."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    results: list[_Result] = []
+    errors: list[BaseException] = []
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            errors.append(result)
+        else:
+            results.append(result)
+    if errors:
+        raise errors[0]
+    return results
+
+
+async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
+    """Return the last outcome."""
+    outcome: Outcome | None = None
+    async with aclosing(steps):
+        async for step in steps:
+            outcome = step if isinstance(step, Outcome) else outcome
+    if outcome is None:
+        raise AssertionError("a decision ends with its outcome")
+    return outcome
+
+
+async def _keep_pending(attempt: Attempt, place: int, outcome: Outcome) -> None:
+    """Record a decision before any Guardian is asked, if neither a crash nor a retry may lose it."""
+    lasting = attempt.claim is not None or outcome.audit is not None or outcome.session is not None
+    if lasting and outcome.event.id not in attempt.recorded:
+        await attempt.begin(place, outcome)
+
+
+def _require_answers(policy: LivePolicy, outcomes: Sequence[Outcome]) -> None:
+    """Refuse to answer if the Guardian failed; the records are kept nevertheless.
+
+    Raises:
+        GuardianError: the Guardian failed.
+    """
+    for outcome in outcomes:
+        if outcome.decision.answer is None:
+            passed_on = policy.pair.form == "text"  # on a menu, models are asked in a prompt of ours
+            raise guardian_failure(outcome.decision.legs[-1], remedy_of(policy.pair), passed_on=passed_on)
+
+
+def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:
+    return "stop" if policy.pair.form == "menu" else message_of_decision(outcome.decision, None)[1]
+
+
+def _listed(audit: Audit | None) -> list[Audit]:
+    return [] if audit is None else [audit]
+
+
+def _response(attempt: Attempt) -> Response:
+    """Return the response that an attempt ended with.
+
+    Raises:
+        RequestError: people have not decided in time.
+    """
+    reply = attempt.reply
+    if reply is None:
+        raise caller_left()
+    saved = reply.response
+    if saved.status != 200 and not reply.replayed:
+        raise error_again(saved)
+    headers = {**saved.headers, "x-arbitrage-replayed": "true"} if reply.replayed else saved.headers
+    return Response(saved.body, status_code=saved.status, headers=dict(headers))
+
+
+# --- An answer that is sent while it is written ---
+
+
+class _LiveAnswer:
+    """The Guardian's answer while it is being written.
+
+    Nothing leaves before a visible word or a tool call: until then the Guardian may still fail and be replaced.
+
+    Attributes:
+        chunks: renders what is sent; None until the decision has been recorded.
+    """
+
+    def __init__(
+        self, attempt: Attempt, events: EventStream, metrics: Metrics, render: Callable[[Outcome], LiveEvents]
+    ) -> None:
+        self.chunks: LiveEvents | None = None
+        self._attempt = attempt
+        self._events = events
+        self._policy = attempt.asked.policy
+        self._metrics = metrics
+        self._render = render
+        self._held: list[Mapping[str, Any]] = []
+        self._sent: list[bytes] = []
+
+    async def take(self, outcome: Outcome, chunk: Chunk) -> None:
+        """Pass a chunk on, or hold it until the answer has begun."""
+        delta = {name: value for name, value in delta_of(chunk).items() if name != "role"}
+        if self.chunks is not None:
+            if delta:
+                await self._put(self.chunks.delta(delta))
+            return
+        self._held.append(delta)
+        if _is_answer(delta):
+            await self._open(outcome)
+
+    async def _open(self, outcome: Outcome) -> None:
+        """Record the decision, then send what was held."""
+        body = outcome.event.body
+        if isinstance(body, DecisionBody):  # the Guardian has begun to answer
+            body = replace(body, action=outcome.decision.action, pending=False)
+        await self._attempt.open(replace(outcome.event, body=body), outcome.audit)
+        self._metrics.decided(self._policy.name, [outcome])
+        self._events.headers = {**reply_headers(self._policy, outcome), "x-arbitrage-cost": "unknown", **EVENT_STREAM}
+        self.chunks = self._render(outcome)
+        await self._put(self.chunks.first(outcome, self._held))
+
+    async def _put(self, piece: bytes) -> None:
+        if self._attempt.claim is not None:  # only a key's response is ever sent again
+            self._sent.append(piece)
+        await self._events.put(piece)
+
+    async def finish(self, outcome: Outcome, decider: Decider) -> None:
+        """Record how the answer ended, then send the last chunks.
+
+        Raises:
+            GuardianError: the Guardian failed after its first word.
+            LostClaimError: another gateway took over the idempotency key.
+        """
+        leg = outcome.decision.legs[-1]
+        self._metrics.leg(self._policy.name, leg)
+        if leg.error is not None or self.chunks is None:
+            raise guardian_failure(leg)
+        finish, last = self.chunks.last(outcome)
+        reply = SavedResponse(status=200, headers=self._events.headers, body=b"".join([*self._sent, last]))
+        await self._attempt.commit([decider.completion(self._policy, outcome, finish)], response=reply)
+        await self._events.put(last)
+
+
+def _is_answer(delta: Mapping[str, Any]) -> bool:
+    """Return whether a delta holds an answer: visible text, or tool calls."""
+    content, calls = delta.get("content"), delta.get("tool_calls")
+    return (isinstance(content, str) and content.strip() != "") or (isinstance(calls, list) and calls != [])
+
+
+# --- One reply per idempotency key ---
 
 
 class Idempotency:
@@ -379,7 +873,7 @@ class Idempotency:
                 watching.cancel()
             if asked.key is None and attempt.claim is not None:
                 self._renewing.pop(attempt.claim.owner).cancel()
-                if attempt.response is None:
+                if attempt.reply is None:
                     await asyncio.shield(self._store.run(claims.release, attempt.claim))
 
     async def hold(self, attempt: Attempt, name: str) -> Claim:
@@ -412,17 +906,16 @@ class Idempotency:
         try:
             yield
         except LostClaimError:
-            if attempt.opened is not None:
+            if isinstance(attempt.state, Sending):
                 raise  # what was sent cannot be taken back
             self._replay(attempt, await self._taken_over(caller_id, key, sha256))
         finally:
             renewing.cancel()
-            if attempt.response is None:
+            if attempt.reply is None:
                 await asyncio.shield(self._store.run(claims.release, claimed))
 
     def _replay(self, attempt: Attempt, response: SavedResponse) -> None:
-        attempt.response = response
-        attempt.replayed = True
+        attempt.state = Replied(response, replayed=True)
         self._metrics.replays.inc()
 
     async def _claim(self, caller_id: str, key: str, sha256: str) -> Claim | SavedResponse:
@@ -476,8 +969,8 @@ class Idempotency:
 
     async def _record_departure(self, attempt: Attempt) -> None:
         """Record that the caller left before the answer, or in the middle of it."""
-        if attempt.opened is not None:
-            await attempt.end_early("cancelled")
+        if isinstance(attempt.state, Sending):
+            await attempt.cut_off("cancelled")
             return
         if attempt.outcomes:
             return  # each has its own record
@@ -486,12 +979,14 @@ class Idempotency:
         await self._store.run(stored_events.commit, [event])
 
 
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the caller disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def _sha256(asked: Asked) -> str:
     return sha256(asked.content).hexdigest()
-
-
-def _listed(audit: Audit | None) -> list[Audit]:
-    return [] if audit is None else [audit]
 
 
 def begun_otherwise(policy: str) -> RequestError:
@@ -510,20 +1005,7 @@ def _in_progress() -> RequestError:
     )  # fmt: skip
 
 
-async def _disconnected(receive: Receive) -> None:
-    """Wait until the caller disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 # --- Requests that people decide ---
-
-
-ENDED = ReviewWork(ended=True)
-_PACE_DAYS = 1 / 24
-"""How many days of votes tell how long people take now."""
-_SHORTEST_RETRY, _SOON, _LONGEST_RETRY = 1, 3, 30
-"""Seconds after which a caller is told to come back: a quarter of the forecast, if there is one."""
 
 
 class ReviewedRequests:
@@ -655,510 +1137,58 @@ def error_again(saved: SavedResponse) -> RequestError:
     return RequestError(str(error["message"]), status=saved.status, code=str(error["code"]), headers=headers)
 
 
-# --- The road of a request ---
+# --- Sessions ---
 
 
-_Result = TypeVar("_Result")
+class Sessions:
+    """The sessions of sticky policies, in the store, so that every gateway on it keeps them alike.
 
-
-async def all_settled(calls: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Run calls concurrently, all to their end, then raise the first error: what the others decided is not lost."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    results: list[_Result] = []
-    errors: list[BaseException] = []
-    for result in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(result, BaseException):
-            errors.append(result)
-        else:
-            results.append(result)
-    if errors:
-        raise errors[0]
-    return results
-
-
-def is_continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
-    """Return whether another attempt may continue a decision: same version and mode, and its answer can be rebuilt.
-
-    People may take longer than a version lasts. What they are asked about is continued under any, then without a guarantee.
-    """
-    body = record.decision
-    same = body.version == policy.version and body.mode == policy.mode
-    same = (same or policy.pair.review is not None) and body.form == policy.pair.form
-    return same and (body.pending or (body.form == "menu" and body.action is not None))
-
-
-class DecisionRoutes:
-    """POST /v1/decisions, /v1/chat/completions and /v1/responses.
-
-    A request is read, its idempotency key claimed, its questions decided, the reply rendered and committed with the
-    decisions, and only then sent.
+    Args:
+        store: where they are kept; names only as digests.
     """
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        store: Store,
-        policies: PolicyTable,
-        decider: Decider,
-        metrics: Metrics,
-        queue: ReviewQueue,
-    ) -> None:
-        self._config = config
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._policies = policies
-        self._decider = decider
-        self._metrics = metrics
-        self._idempotency = Idempotency(store, metrics)
-        self._sessions = Sessions(store)
-        self._reviews = ReviewedRequests(store, queue, self._idempotency, decider)
 
-    async def decisions(self, request: Incoming) -> Response | EventStream:
-        """Answer POST /v1/decisions."""
-        return await self._answer(request, DECISIONS)
-
-    async def completions(self, request: Incoming) -> Response | EventStream:
-        """Answer POST /v1/chat/completions."""
-        return await self._answer(request, CHAT)
-
-    async def responses(self, request: Incoming) -> Response | EventStream:
-        """Answer POST /v1/responses."""
-        return await self._answer(request, RESPONSES)
-
-    async def finish(self, request: ReviewRequest) -> None:
-        """Finish a request that people have decided, and keep the reply for its caller, who does not wait here.
-
-        Raises:
-            RequestError: people have not decided all of it.
-        """
-        asked = self._read(request.route, Caller(request.key_id, "call"), request.name, request.body)
-        async with self._attempt(asked) as attempt:
-            waiting = None if attempt.response is not None else await self._reply(attempt)
-        if waiting is not None:
-            raise waiting.error
-
-    # Reading
-
-    def _read(self, route: str, caller: Caller, key: str | None, content: bytes) -> Asked:
-        """Read a request to one of the routes, whose caller must be allowed to use the policy that it names."""
-        if route == DECISIONS:
-            return self._read_decisions(caller, key, content)
-        if route == CHAT:
-            chat = read_completion(content, self._config)
-            return self._read_chat(route, caller, key, content, chat, ChatShape(chat.include_usage))
-        body = read_response(content, self._config)
-        return self._read_chat(route, caller, key, content, body.chat, ResponseShape(body.echo))
-
-    def _read_decisions(self, caller: Caller, key: str | None, content: bytes) -> Asked:
-        body = read_decisions(content, self._config)
-        policy = self._policy_of(caller, body.model)
-        group = policy.settings.group and body.group_at(policy.settings.group, caller.label)
-        return Asked(
-            route=DECISIONS,
-            content=content,
-            caller_id=caller.id,
-            key=key,
-            policy=policy,
-            questions=[query_of(body, question, new_id(), group) for question in body.questions],
-            render=partial(decisions_reply, policy, body.questions),
+    async def current(self, policy: LivePolicy, caller_id: str, name: str | None) -> Conversation | None:
+        """Return the caller's session of that name, unless it has not begun or is over."""
+        return (
+            None
+            if name is None
+            else await self._store.run(claims.find_conversation, caller_id, policy.name, _digest(name))
         )
 
-    def _read_chat(
-        self, route: str, caller: Caller, key: str | None, content: bytes, chat: CompletionRequest, shape: ReplyShape
-    ) -> Asked:
-        policy = self._policy_of(caller, chat.model)
-        settings = policy.settings
-        chat = chat if settings.group != KEY_LABEL else replace(chat, label=caller.label)
-        text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
-        menu = None if text else chat.menu  # in free text, a schema with one enum is a schema like any other
-        group = settings.group and chat.group_at(settings.group)
-        if menu is not None:
-            questions = [Query(chat.messages, menu.actions, id=new_id(), group=group)]
-        else:
-            questions = [ChatRequest(chat.body, id=new_id(), group=group if settings.sticky is None else None)]
-        whole = shape.streamed if chat.stream else shape.whole
-        user = chat.body.get("user")
-        return Asked(
-            route=route,
-            content=content,
-            caller_id=caller.id,
-            key=key,
-            policy=policy,
-            questions=questions,
-            render=lambda outcomes: whole(policy, outcomes[0], menu),
-            live=partial(shape.live, policy) if chat.stream and menu is None else None,
-            streams=chat.stream,
-            session=chat.session,
-            conversation=chat.session or (user if isinstance(user, str) else None),
-        )
+    async def settle(self, outcome: Outcome, policy: LivePolicy, caller_id: str, name: str, version: int) -> None:
+        """Let a session begin or go on with the first outcome of a turn, before anything is sent.
 
-    def _policy_of(self, caller: Caller, model: str) -> LivePolicy:
-        """Return the policy that a request names, once its caller is known to be allowed to use it."""
-        policy = self._policies.named(model)
-        if caller.policies is not None:
-            caller.check_policy(policy.name)
-        return policy
-
-    # Answering
-
-    async def _answer(self, request: Incoming, route: str) -> Response | EventStream:
-        asked = self._read(route, request.caller, request.idempotency_key, request.content)
-        request.exchange.policy = asked.policy.name
-        if asked.streams:
-            patient = asked.policy.pair.review is not None
-            async with event_stream(request.send, asked.policy.name, patient=patient) as events:
-                await self._stream(asked, request.receive, events)
-            return events
-        async with self._attempt(asked, request.receive) as attempt:
-            waiting = None if attempt.response is not None else await self._reply(attempt)
-        if waiting is not None:
-            raise waiting.error
-        return _response(attempt)
-
-    async def _stream(self, asked: Asked, receive: Receive, events: EventStream) -> None:
-        waiting = None
-        async with self._attempt(asked, receive) as attempt:
-            if attempt.response is not None:
-                pass
-            elif asked.live is not None:
-                await self._stream_text(attempt, asked.live, events)
-            else:
-                waiting = await self._reply(attempt)
-                await self._send(attempt, events)
-        if waiting is not None:
-            raise waiting.error
-        if attempt.response is not None and attempt.response.status != 200:
-            raise error_again(attempt.response)
-        if attempt.response is not None and attempt.replayed:
-            await events.replay(attempt.response)
-
-    async def _reply(self, attempt: Attempt) -> Waiting | None:
-        """Decide and commit the reply, unless people have yet to decide."""
-        start = time.perf_counter()
-        outcomes = await self._decide(attempt)
-        if isinstance(outcomes, Waiting):
-            return outcomes
-        await self._commit(attempt, outcomes, start)
-        return None
-
-    @asynccontextmanager
-    async def _attempt(self, asked: Asked, receive: Receive | None = None) -> AsyncGenerator[Attempt]:
-        """Attempt to answer a request; however that ends, every decision whose Primary answered is recorded.
-
-        Otherwise rows whose Guardian failed, or was too slow for the caller, would be missing from an export, and those
-        that remain would be selected by their scores.
-        """
-        async with self._idempotency.attempt(asked, receive) as attempt:
-            finish = "failed"
-            try:
-                yield attempt
-                finish = "waiting"  # without a response, people have yet to decide
-            except QuotaError:
-                finish = "limited"
-                raise
-            except asyncio.CancelledError:
-                finish = "cancelled"
-                raise
-            except StoreError:
-                finish = ""  # nothing can be recorded, or another gateway records it
-                raise
-            finally:
-                if finish and attempt.response is None and attempt.outcomes:
-                    await self._end_undelivered(attempt, finish)
-
-    async def _decide(self, attempt: Attempt) -> list[Outcome] | Waiting:
-        """Decide about every question of a request, or say that people have yet to decide about one."""
-        calls = [self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))]
-        results = await all_settled(calls)
-        outcomes = [result for result in results if isinstance(result, Outcome)]
-        terms = attempt.asked.policy.pair.review
-        if len(outcomes) == len(results) or terms is None:
-            return outcomes
-        return await self._reviews.waiting(attempt, terms)
-
-    async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
-        """Decide about one question; None if people have yet to decide."""
-        try:
-            return await _last(self._steps(attempt, place))
-        except StillDecidingError:
-            return None
-
-    async def _steps(self, attempt: Attempt, place: int, *, live: bool = False) -> AsyncGenerator[Outcome | Chunk]:
-        """Decide about one question of a request, or continue what an earlier attempt decided.
-
-        Each outcome is noted, and one that must not be lost is recorded before the next model is asked.
-        """
-        asked, policy = attempt.asked, attempt.asked.policy
-        question = asked.questions[place]
-        by_session = policy.settings.sticky is not None and isinstance(question, ChatRequest)
-        conversation = await self._sessions.current(policy, asked.caller_id, asked.session) if by_session else None
-        earlier = await self._earlier(attempt, place)
-        if by_session and earlier is not None:
-            begun = earlier.id if conversation is None else conversation.id
-            if earlier.decision.session != begun:  # the session began, or ended, since
-                if attempt.claim is not None:
-                    raise other_session()
-                earlier = None
-            elif earlier.id == begun:
-                conversation = None  # another attempt at the first turn
-        if earlier is not None:
-            question = replace(question, id=earlier.id)
-            attempt.recorded.add(earlier.id)
-        steps = self._decider.steps(
-            policy, question, asked.caller_id, earlier, conversation=conversation,
-            session=None if by_session else asked.conversation, live=live,
-        )  # fmt: skip
-        unsettled = by_session and asked.session is not None
-        async with aclosing(steps):
-            async for step in steps:
-                if isinstance(step, Outcome):
-                    attempt.outcomes[place] = step
-                    await self._keep(attempt, place, question, step)
-                    if unsettled and asked.session is not None:
-                        version = policy.version if conversation is None else conversation.version
-                        await self._sessions.settle(step, policy, asked.caller_id, asked.session, version)
-                        unsettled = False
-                yield step
-
-    async def _earlier(self, attempt: Attempt, place: int) -> DecisionRecord | None:
-        """Return the decision that an earlier attempt at the same question began under the same version, if any.
+        Args:
+            outcome: of the turn.
+            policy: a sticky policy.
+            caller_id: whose session it is.
+            name: the session's name.
+            version: of the policy when the session began.
 
         Raises:
-            RequestError: it was begun under this idempotency key, and cannot be continued: a key has one decision.
+            RequestError: 409 if another request has begun the session meanwhile.
         """
-        id = None
-        if attempt.claim is not None:
-            id = attempt.claim.begun.get(place)
-        elif self._store.has_undelivered:
-            id = await self._store.run(claims.take_undelivered, self._decider.digest(attempt.asked.identity(place)))
-        record = None if id is None else await self._store.run(pages.record, id)
-        if record is None or is_continuable(record, attempt.asked.policy):
-            return record
-        if attempt.claim is not None:
-            raise begun_otherwise(attempt.asked.policy.name)
-        return None
-
-    async def _keep(self, attempt: Attempt, place: int, question: Query | ChatRequest, outcome: Outcome) -> None:
-        """Record an outcome that must not be lost; a question for people is put into their queue with it."""
-        terms = attempt.asked.policy.pair.review
-        if not awaits_guardian(outcome.decision):
-            if len(attempt.asked.questions) > 1 and outcome.audit is not None:
-                await _keep_pending(attempt, place, outcome)  # or the ledger would have the deferred of a request first
-        elif terms is not None and isinstance(question, Query):
-            await self._reviews.put(attempt, place, terms, question, outcome)
-        else:
-            await _keep_pending(attempt, place, outcome)
-
-    async def _stream_text(
-        self, attempt: Attempt, render: Callable[[Outcome], LiveEvents], events: EventStream
-    ) -> None:
-        """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
-        start = time.perf_counter()
-        live = _LiveAnswer(attempt, events, self._metrics, render)
-        outcome: Outcome | None = None
-        try:
-            async with aclosing(self._steps(attempt, 0, live=True)) as steps:
-                async for step in steps:
-                    if isinstance(step, Outcome):
-                        outcome = step
-                    elif outcome is not None:
-                        await live.take(outcome, step)
-            if outcome is None:
-                raise AssertionError("a stream ends with its outcome")
-            if live.chunks is None:
-                await self._commit(attempt, [outcome], start)
-                await self._send(attempt, events)
-            else:
-                await live.finish(outcome, self._decider)
-        except (GuardianError, LostClaimError):
-            await attempt.end_early("failed")
-            raise
-
-    async def _send(self, attempt: Attempt, events: EventStream) -> None:
-        """Send a reply that was committed, in pieces; record it if the caller leaves before the last."""
-        reply = attempt.response
-        if reply is None or reply.status != 200:
-            return
-        attempt.opened = attempt.outcomes[0].event.id
-        events.headers = reply.headers
-        for piece in pieces_of(reply):
-            await events.put(piece)
-            await asyncio.sleep(0)  # sending alone never waits, and a caller who left would go unnoticed
-            if attempt.left:
-                await attempt.end_early("cancelled")
-                return
-
-    async def _commit(self, attempt: Attempt, outcomes: Sequence[Outcome], start: float) -> None:
-        """Render the reply and commit it with the decisions.
-
-        Raises:
-            GuardianError: the Guardian failed.
-        """
-        policy = attempt.asked.policy
-        if attempt.reviewed and any(outcome.decision.answer is None for outcome in outcomes):
-            await self._reviews.commit_expired(attempt)
-            return
-        _require_answers(policy, outcomes)
-        reply = attempt.asked.render(outcomes)
-        events: list[Event] = []
-        audits: list[Audit] = []
-        news: list[str] = []
-        for outcome in outcomes:
-            if outcome.event.id in attempt.recorded:
-                events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
-                if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
-                    news.append(outcome.event.id)  # what was served is another answer than the ledger expects
-                    audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
-                    audits += _listed(audit)
-            else:
-                events.append(outcome.event)
-                audits += _listed(outcome.audit)
-        if attempt.reviewed:
-            events = await self._reviews.with_facts(events)
-        await attempt.commit(
-            events, audits=audits, response=reply, news=news, reviews=ENDED if attempt.reviewed else None
-        )
-        self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
-
-    async def _end_undelivered(self, attempt: Attempt, finish: str) -> None:
-        """Record how far each decision came, and keep those of which nothing was sent for another attempt."""
-        if attempt.opened is not None:
-            await attempt.end_early(finish)
-            return
-        if finish == "cancelled":
-            await self._reviews.withdraw(attempt)
-        policy, outcomes = attempt.asked.policy, attempt.outcomes
-        self._metrics.undelivered(policy.name, outcomes.values(), finish)
-        events: list[Event] = []
-        audits: list[Audit] = []
-        news = [outcome.event.id for outcome in outcomes.values() if outcome.audit is not None]
-        for outcome in outcomes.values():
-            audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
-            if outcome.event.id in attempt.recorded:
-                events += [] if finish == "waiting" else [self._decider.completion(policy, outcome, finish)]
-            else:
-                events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
-                audit = audit or outcome.audit
-            audits += _listed(audit)
-        begun = {place: outcome.event.id for place, outcome in outcomes.items()}
-        digests = {id: self._decider.digest(attempt.asked.identity(place)) for place, id in begun.items()}
-        await attempt.end_undelivered(events, audits, begun, digests, news)
+        session = outcome.session or str(outcome.decision.id)
+        chosen = outcome.held or ("primary" if outcome.decision.decided_by == "primary" else "guardian")
+        mine = Conversation(caller_id, policy.name, _digest(name), session, chosen, version)
+        in_force = await self._store.run(claims.settle_conversation, mine, idle=policy.settings.session_idle)
+        if in_force.id != session:
+            raise RequestError(
+                "another request has begun this session meanwhile; send this turn again", status=409, code="session_begun",
+                param="arbitrage.session", headers={"x-should-retry": "true"},
+            )  # fmt: skip
 
 
-async def _keep_pending(attempt: Attempt, place: int, outcome: Outcome) -> None:
-    """Record a decision before any Guardian is asked, if neither a crash nor a retry may lose it."""
-    lasting = attempt.claim is not None or outcome.audit is not None or outcome.session is not None
-    if lasting and outcome.event.id not in attempt.recorded:
-        await attempt.begin(place, outcome)
+def other_session() -> RequestError:
+    """Return the error for a key whose decision is not part of the session in force: a key has one decision."""
+    return RequestError(
+        "the session began otherwise, or ended, since this Idempotency-Key was first used; send the turn with a new key",
+        status=409, code="session_begun", param="arbitrage.session", headers={"x-should-retry": "false"},
+    )  # fmt: skip
 
 
-async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
-    """Return the last outcome."""
-    outcome: Outcome | None = None
-    async with aclosing(steps):
-        async for step in steps:
-            outcome = step if isinstance(step, Outcome) else outcome
-    if outcome is None:
-        raise AssertionError("a decision ends with its outcome")
-    return outcome
-
-
-def _require_answers(policy: LivePolicy, outcomes: Sequence[Outcome]) -> None:
-    """Refuse to answer if the Guardian failed; the records are kept nevertheless.
-
-    Raises:
-        GuardianError: the Guardian failed.
-    """
-    for outcome in outcomes:
-        if outcome.decision.answer is None:
-            raise guardian_failure(outcome.decision.legs[-1], remedy_of(policy.pair))
-
-
-def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:
-    return "stop" if policy.pair.form == "menu" else message_of_decision(outcome.decision, None)[1]
-
-
-class _LiveAnswer:
-    """The Guardian's answer while it is being written.
-
-    Nothing leaves before a visible word or a tool call: until then the Guardian may still fail and be replaced.
-
-    Attributes:
-        chunks: renders what is sent; None until the decision has been recorded.
-    """
-
-    def __init__(
-        self, attempt: Attempt, events: EventStream, metrics: Metrics, render: Callable[[Outcome], LiveEvents]
-    ) -> None:
-        self.chunks: LiveEvents | None = None
-        self._attempt = attempt
-        self._events = events
-        self._policy = attempt.asked.policy
-        self._metrics = metrics
-        self._render = render
-        self._held: list[Mapping[str, Any]] = []
-        self._sent: list[bytes] = []
-
-    async def take(self, outcome: Outcome, chunk: Chunk) -> None:
-        """Pass a chunk on, or hold it until the answer has begun."""
-        delta = {name: value for name, value in delta_of(chunk).items() if name != "role"}
-        if self.chunks is not None:
-            if delta:
-                await self._put(self.chunks.delta(delta))
-            return
-        self._held.append(delta)
-        if _is_answer(delta):
-            await self._open(outcome)
-
-    async def _open(self, outcome: Outcome) -> None:
-        """Record the decision, then send what was held."""
-        body = outcome.event.body
-        if isinstance(body, DecisionBody):  # the Guardian has begun to answer
-            body = replace(body, action=outcome.decision.action, pending=False)
-        await self._attempt.open(replace(outcome.event, body=body), outcome.audit)
-        self._metrics.decided(self._policy.name, [outcome])
-        self._events.headers = {**reply_headers(self._policy, outcome), "x-arbitrage-cost": "unknown", **EVENT_STREAM}
-        self.chunks = self._render(outcome)
-        await self._put(self.chunks.first(outcome, self._held))
-
-    async def _put(self, piece: bytes) -> None:
-        if self._attempt.claim is not None:  # only a key's response is ever sent again
-            self._sent.append(piece)
-        await self._events.put(piece)
-
-    async def finish(self, outcome: Outcome, decider: Decider) -> None:
-        """Record how the answer ended, then send the last chunks.
-
-        Raises:
-            GuardianError: the Guardian failed after its first word.
-            LostClaimError: another gateway took over the idempotency key.
-        """
-        leg = outcome.decision.legs[-1]
-        self._metrics.leg(self._policy.name, leg)
-        if leg.error is not None or self.chunks is None:
-            raise guardian_failure(leg)
-        finish, last = self.chunks.last(outcome)
-        reply = SavedResponse(status=200, headers=self._events.headers, body=b"".join([*self._sent, last]))
-        await self._attempt.commit([decider.completion(self._policy, outcome, finish)], response=reply)
-        await self._events.put(last)
-
-
-def _is_answer(delta: Mapping[str, Any]) -> bool:
-    """Return whether a delta holds an answer: visible text, or tool calls."""
-    content, calls = delta.get("content"), delta.get("tool_calls")
-    return (isinstance(content, str) and content.strip() != "") or (isinstance(calls, list) and calls != [])
-
-
-def _response(attempt: Attempt) -> Response:
-    """Return the response that an attempt ended with.
-
-    Raises:
-        RequestError: people have not decided in time.
-    """
-    saved = attempt.response
-    if saved is None:
-        raise caller_left()
-    if saved.status != 200 and not attempt.replayed:
-        raise error_again(saved)
-    headers = {**saved.headers, "x-arbitrage-replayed": "true"} if attempt.replayed else saved.headers
-    return Response(saved.body, status_code=saved.status, headers=dict(headers))
+def _digest(name: str) -> str:
+    return sha256(name.encode(errors="surrogatepass")).hexdigest()

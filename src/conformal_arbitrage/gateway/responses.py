@@ -255,7 +255,7 @@ class ResponseShape(Struct, frozen=True):
             "model": policy.name,
             "output": items,
             **self.echo,
-            "usage": None if finish is None else input_output_usage(outcome.decision.spent),
+            "usage": None if finish is None else input_output_usage(outcome.decision.legs),
             "arbitrage": arbitrage_object(policy, outcome, menu),
         }
 

@@ -72,6 +72,16 @@ async def serve(config: Config, *, started: Started, migrating: bool = True) -> 
             await task
 
 
+def start_notes(config: Config) -> list[str]:
+    """Return what the configuration can never do, in words."""
+    return [
+        f'policy {name}: free text with content = "{policy.content}" keeps no answers, so its rows can never be graded or '
+        f'calibrated on; set content = "full" in [policies.{name}]'
+        for name, policy in config.policies.items()
+        if config.form_of(name) == "text" and policy.content != "full" and policy.mode == "shadow"
+    ]
+
+
 @asynccontextmanager
 async def running(config: Config) -> AsyncGenerator["tuple[str, asyncio.Task[None]]"]:
     """Run a gateway; yield its address, and the task that ends when it is told to stop."""
@@ -88,9 +98,15 @@ async def _listening(gateway: Gateway) -> AsyncGenerator["tuple[str, asyncio.Tas
     task = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not task.done():
         await asyncio.sleep(0.005)
-    yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
+    yield reachable_url(host, port), task
     server.should_exit = True
     await task
+
+
+def reachable_url(host: str, port: int) -> str:
+    """Return an address under which this machine reaches a gateway, also one that listens on all of its addresses."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -155,28 +171,6 @@ def _listen(host: str, port: int) -> socket.socket:
 # --- Connections, and the limits on them ---
 
 
-_PORT = re.compile(r"(\d+(?:\.\d+){3}|\[.*\]):\d+")
-
-
-def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return an address, without port or zone; None if the text is not one."""
-    with_port = _PORT.fullmatch(host)
-    bare = (with_port[1] if with_port else host).strip("[]").partition("%")[0]
-    try:
-        address = ipaddress.ip_address(bare)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def group_of(host: str) -> str:
-    """Return what counts as one address: a network of 64 bits for IPv6, since a peer usually has a whole one."""
-    address = address_of(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return host if address is None else str(address)
-
-
 Phase = Literal["idle", "head", "body", "serving", "draining", "refused"]
 _REASONS = {
     400: "Bad Request", 408: "Request Timeout", 413: "Content Too Large", 429: "Too Many Requests",
@@ -188,6 +182,7 @@ _LINGER = 2.0
 _MOST_DISCARDED = 2**24
 _SEND_BUFFER = 2**17  # of the kernel: what a peer does not read should hold back the model, not fill memory
 _UNFINISHED = 64  # of the largest bodies may wait in memory, and as many bytes that nobody reads
+_PORT = re.compile(r"(\d+(?:\.\d+){3}|\[.*\]):\d+")
 
 
 class Connections:
@@ -289,7 +284,7 @@ class Connections:
             self._sweep = loop.call_later(self._every, self.sweep)
 
     def _limit_unread(self, unread: Iterable["GuardedProtocol"]) -> None:
-        sizes = {one: one.transport.get_write_buffer_size() for one in unread}
+        sizes = {connection: connection.transport.get_write_buffer_size() for connection in unread}
         total = sum(sizes.values())
         for connection in sorted(sizes, key=_seniority):
             if total <= _UNFINISHED * self.config.max_body:
@@ -299,11 +294,15 @@ class Connections:
 
     def _make_room(self) -> bool:
         """Close the connections that have waited longest without a request; return whether there were any."""
-        waiting = sorted((one for one in self._open if one.is_waiting()), key=_seniority)
+        waiting = sorted((connection for connection in self._open if connection.is_waiting()), key=_seniority)
         for connection in waiting[: 1 + len(waiting) // 100]:
             connection.cut("full")
             self.leave(connection)
         return bool(waiting)
+
+
+def _seniority(connection: "GuardedProtocol") -> float:
+    return float("inf") if connection.since is None else connection.since
 
 
 def descriptors_for(config: GatewayConfig) -> int:
@@ -327,8 +326,23 @@ def descriptors_for(config: GatewayConfig) -> int:
     return allowed
 
 
-def _seniority(connection: "GuardedProtocol") -> float:
-    return float("inf") if connection.since is None else connection.since
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return an address, without port or zone; None if the text is not one."""
+    with_port = _PORT.fullmatch(host)
+    bare = (with_port[1] if with_port else host).strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def group_of(host: str) -> str:
+    """Return what counts as one address: a network of 64 bits for IPv6, since a peer usually has a whole one."""
+    address = address_of(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host if address is None else str(address)
 
 
 class ServerSettings(uvicorn.Config):
@@ -768,15 +782,3 @@ def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 def _unraisable(args: Any) -> None:
     _log.error("%s: %r", args.err_msg or "an error was ignored", args.object, exc_info=args.exc_value)
-
-
-def start_notes(config: Config) -> list[str]:
-    """Return what the configuration can never do, in words."""
-    return [
-        f'policy {name}: free text with content = "{policy.content}" keeps no answers, so its rows can never be graded or '
-        f'calibrated on; set content = "full" in [policies.{name}]'
-        for name, policy in config.policies.items()
-        if config.form_of(name) == "text"
-        and policy.content != "full"
-        and (policy.mode == "shadow" or policy.audit_rate > 0)
-    ]

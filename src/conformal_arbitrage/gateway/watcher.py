@@ -13,9 +13,15 @@ from typing import Any
 
 from conformal_arbitrage.calibration.certificate import read_pair
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
-from conformal_arbitrage.gateway.audit_rows import LossFacts, settlement
-from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, age_limits, expired_policy, guarded_policy
-from conformal_arbitrage.live.monitor import (
+from conformal_arbitrage.gateway.policies import (
+    LivePolicy,
+    LossFacts,
+    PolicyTable,
+    age_limits,
+    expired_policy,
+    guarded_policy,
+)
+from conformal_arbitrage.live.service import (
     Age,
     CertificateGuard,
     KnownLosses,
@@ -27,19 +33,23 @@ from conformal_arbitrage.live.monitor import (
     worst_of,
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
+from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss, served_loss
 from conformal_arbitrage.store import events, ledger, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, Settlement
-from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody
+from conformal_arbitrage.store.record import UNDELIVERED, AlarmBody, DecisionRecord, FeedbackBody
 from conformal_arbitrage.store.session import Store
+from conformal_arbitrage.types import DecidedBy
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 PAUSE = 0.25
 SERVED_EVERY = 10.0
 """Seconds between two computations of what was served, which reads a whole ledger where fallbacks are in it."""
 _AT_ONCE = 200
+_DECIDERS: dict[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 _CAUSES: Mapping[str, Cause] = {"losses": "losses", "failing audits": "failing audits"}
+Trusted = Callable[[FeedbackBody], bool]
 
 
 class Watcher:
@@ -117,7 +127,7 @@ class Watcher:
         """Return the ledgers that may have news: of many, one query tells which."""
         if len(watches) <= 1:
             return list(watches)
-        newest = {one.key: one.change for one in await self._store.run(ledger.ledgers, live.name)}
+        newest = {stored.key: stored.change for stored in await self._store.run(ledger.ledgers, live.name)}
         return [watch for watch in watches if watch.is_behind(newest.get(watch.key, 0))]
 
     def _put(self, live: LivePolicy, changed: LivePolicy) -> None:
@@ -178,12 +188,12 @@ class Watcher:
         names = [live.name for live in self._policies.all()]
         news = await self._store.run(ledger.news, names, limit=_AT_ONCE)
         settlements: list[Settlement] = []
-        for one in news:
-            record = await self._record(one.id)
-            facts = await self._facts_of(one)
+        for row in news:
+            record = await self._record(row.id)
+            facts = await self._facts_of(row)
             if record is not None and any(feedback.by for feedback in record.feedback):
                 await self._learn_callers(record.feedback)
-            settlements.append(settlement(one, record, facts, self._clock(), self._trusts(one.key.policy)))
+            settlements.append(settlement(row, record, facts, self._clock(), self._trusts(row.key.policy)))
             await asyncio.sleep(0)  # decisions first
         await self._store.run(ledger.settle, settlements)
         return len(news) == _AT_ONCE
@@ -200,13 +210,13 @@ class Watcher:
         """Return what losses under a version depend on."""
         name, version = news.key.policy, news.key.version
         if (name, version) not in self._facts:
-            for one in await self._store.run(stored_policies.history, name):
-                self._facts[name, one.version] = _facts(one.certificate)
+            for installed in await self._store.run(stored_policies.history, name):
+                self._facts[name, installed.version] = _facts(installed.certificate)
         return self._facts.get((name, version))
 
     async def _learn_callers(self, feedback: tuple[FeedbackBody, ...]) -> None:
         """Look up which keys are callers' own."""
-        if any(one.by is not None and one.by not in self._callers for one in feedback):
+        if any(given.by is not None and given.by not in self._callers for given in feedback):
             self._callers |= {key.id: key.scope == "call" for key in await self._store.run(stored_keys.list_all)}
 
     def _trusts(self, policy: str) -> Callable[[FeedbackBody], bool]:
@@ -237,7 +247,7 @@ class Watcher:
     def standing(self, live: LivePolicy) -> tuple[Standing, LedgerWatch] | None:
         """Return where a policy stands, of groups the worst, and what follows that ledger; None if there is nothing yet."""
         standings = self.standings_of(live).values()
-        return min(standings, key=lambda one: SEVERITY.index(one[0].state), default=None)
+        return min(standings, key=lambda pair: SEVERITY.index(pair[0].state), default=None)
 
     def _read(self, live: LivePolicy) -> dict[str, LedgerWatch]:
         """Return what follows a policy's ledgers, once all of them have been read."""
@@ -327,3 +337,96 @@ def _facts(document: Mapping[str, object]) -> LossFacts | None:
         return LossFacts.of(read_pair(document))
     except CertificateError:
         return None
+
+
+def settlement(
+    news: LedgerNews, record: DecisionRecord | None, facts: LossFacts | None, now: float, trusted: Trusted
+) -> Settlement:
+    """Return what is known of a row.
+
+    Args:
+        news: the row.
+        record: the decision's; None if it was pruned.
+        facts: of the certificate it was made under; None if that cannot be read.
+        now: the time.
+        trusted: tells whether a label counts, by who gave it.
+    """
+    if record is None or facts is None:
+        return Settlement(id=news.id, news=news.news, at=now)
+    audited, verdict = _audited_decision(record, facts), _verdict(record, trusted)
+    loss = decision_loss(audited, verdict, loss_bound=facts.loss_bound)
+    return Settlement(
+        id=news.id,
+        news=news.news,
+        at=now,
+        loss=loss,
+        served=_served(record, audited, verdict, facts),
+        delivered=_is_delivered(record),
+        failed=loss is None and _audit_failed(record),
+    )
+
+
+def _audited_decision(record: DecisionRecord, facts: LossFacts) -> AuditedDecision:
+    body = record.decision
+    return AuditedDecision(
+        decided_by=_DECIDERS.get(record.decided_by, "guardian"),
+        form=body.form or "menu",
+        guardian_sees=facts.guardian_sees,
+        size=body.size,
+        candidates=body.candidates,
+        action=body.action,
+        binarized=facts.binarized,
+        net=facts.net,
+    )
+
+
+def _served(record: DecisionRecord, audited: AuditedDecision, verdict: Verdict, facts: LossFacts) -> float | None:
+    """Return the loss of what the caller got, where that is not the rule's own."""
+    if audited.decided_by != "fallback" or not _is_delivered(record):
+        return None
+    return served_loss(audited, verdict, loss_bound=facts.loss_bound)
+
+
+def _is_delivered(record: DecisionRecord) -> bool:
+    """Return whether the caller got the answer that was decided, as far as is known."""
+    end = record.completion
+    return end is None or end.finish not in UNDELIVERED
+
+
+def _same_models(record: DecisionRecord) -> bool:
+    """Return whether the audit, if there is one, was answered by the models of the decision."""
+    return record.audit is None or record.audit.identities_sha256 == record.decision.identities_sha256
+
+
+def _audit_failed(record: DecisionRecord) -> bool:
+    """Return whether there was an audit that will never tell the loss."""
+    return record.audit is not None and (record.audit.error is not None or not _same_models(record))
+
+
+def _verdict(record: DecisionRecord, trusted: Trusted) -> Verdict:
+    if not _same_models(record):
+        return Verdict()
+    audit = record.audit
+    return Verdict(
+        scores=None if audit is None else audit.scores,
+        label=_label(record, trusted),
+        grades=_grades(record),
+    )
+
+
+def _grades(record: DecisionRecord) -> tuple[float, float] | None:
+    """Return the first grades of both answers, once there is a Guardian's answer that they can be about."""
+    if record.decided_by == "primary" and (record.audit is None or record.audit.error is not None):
+        return None
+    both = next((given.grades for given in record.feedback if given.grades is not None), None)
+    return None if both is None else (both.primary, both.guardian)
+
+
+def _label(record: DecisionRecord, trusted: Trusted) -> int | None:
+    """Return the index of the right action, as the first trusted label says."""
+    label = next((given.label for given in record.feedback if given.label is not None and trusted(given)), None)
+    content = record.decision.content
+    if isinstance(label, str):
+        actions = None if content is None else content.actions
+        return actions.index(label) if isinstance(actions, tuple) and label in actions else None
+    return label if label is not None and 0 <= label < record.decision.size else None

@@ -10,16 +10,18 @@ from typing import Literal
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
+from conformal_arbitrage.scorelog.log import read_confidence
 from conformal_arbitrage.scorelog.tables import Table
 
 Have = Literal["csv", "endpoints", "eval"]
 CONFIG, LOG, PLAN, CERTIFICATE = "arbitrage.toml", "log.parquet", "route.toml", "certificate.json"
 _NOT_SCORES = ("id", "label", "group", "context", "actions", "correct")
 _CONFIDENCES = ("confidence", "score", "router_score", "primary_confidence")
-_SURE = {"confidence", "conf", "prob", "probability", "sure", "certainty"}
+_SURE = {"confidence", "conf", "prob", "probability", "logprob", "logprobs", "sure", "certainty"}
 """Words in the name of a confidence that is called otherwise."""
 _GRADED = {"grade", "correct", "ok", "right"}
 """Words in the names of grades."""
@@ -27,8 +29,6 @@ _NEITHER = {"cost", "price", "tokens", "latency", "seconds", "time", "index"}
 """Words in the names of numbers that are neither."""
 _NO_OPTIONS = ("confidence", "correct", "grade")
 """What follows a model's name in columns that are no options."""
-_TEXT = ("router-log", "import inspect", "import openai-batch")
-"""Commands whose logs are of free text."""
 _GUARDIANS = {"g", "guardian", "strong", "large", "big", "expert"}
 
 
@@ -38,16 +38,16 @@ class QuickStart:
 
     Attributes:
         found: what the files hold, in a sentence.
-        configuration: the text of arbitrage.toml.
+        configuration: the text of arbitrage.toml; None where there are no models to ask.
         commands: the next three commands.
     """
 
     found: str
-    configuration: str
+    configuration: str | None
     commands: tuple[str, str, str]
 
 
-def quick_start(have: Have, files: Sequence[str], *, alpha: float = 0.05, config: str = CONFIG) -> QuickStart:
+def quick_start(have: Have, files: Sequence[str], *, alpha: Number = 0.05, config: str = CONFIG) -> QuickStart:
     """Return the configuration and the next three commands for what someone has.
 
     Args:
@@ -58,23 +58,18 @@ def quick_start(have: Have, files: Sequence[str], *, alpha: float = 0.05, config
         config: the name that the configuration will have.
 
     Raises:
-        OptionError: the files are of another kind.
+        OptionError: the files are of another kind, or alpha is not a number.
     """
+    budget = float(as_fraction(alpha, name="alpha"))
     if have == "endpoints":
-        return _endpoints(files, alpha, _naming(config))
+        return _endpoints(files, budget, _naming(config))
     found, first = _from_table(_only(files)) if have == "csv" else _from_runs(files)
-    ready = first is None
-    log = _only(files) if ready else LOG
-    commands = [
-        f"arbitrage recommend {_quoted(log)}{_naming(config)} -o {PLAN}",
-        f"arbitrage certificate show {CERTIFICATE}",
-    ]
-    commands += [f"arbitrage apply {CERTIFICATE} {_quoted(log)} -o decisions.jsonl"] if ready else []
-    one, two, three = commands if first is None else [first, *commands]
-    text = first is not None and any(word in first for word in _TEXT)
-    return QuickStart(
-        found=found, configuration=_configured("text" if text else "menu", alpha), commands=(one, two, three)
-    )
+    log = _only(files) if first is None else LOG
+    recommend = f"arbitrage recommend {_quoted(log)} --alpha {budget:g} -o {PLAN}"
+    show = f"arbitrage certificate show {CERTIFICATE}"
+    apply = f"arbitrage apply {CERTIFICATE} {_quoted(log)} -o decisions.jsonl"
+    commands = (recommend, show, apply) if first is None else (first, recommend, show)
+    return QuickStart(found=found, configuration=None, commands=commands)
 
 
 def _configured(form: Form, alpha: float) -> str:
@@ -148,6 +143,8 @@ def _from_table(path: str) -> tuple[str, str | None]:
         names = [name for name in table.types if name not in _NOT_SCORES]
         lists = [name for name in names if table.numbers_if_any(name) is not None]
         router = _router_columns(table, names)
+        converted = read_confidence(table, router[0])[1] if router else None
+        id = _id_column(table, names)
     if len(lists) > 1:
         return f"a score log of {', '.join(lists)}", None
     wide = _wide_pair(names)
@@ -161,7 +158,9 @@ def _from_table(path: str) -> tuple[str, str | None]:
     if router is not None:
         sure, ours, theirs = router
         columns = f"--confidence {_quoted(sure)} --primary-grade {_quoted(ours)} --guardian-grade {_quoted(theirs)}"
-        found = f"a confidence ({sure}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
+        columns += f" --id {_quoted(id)}" if id else ""
+        held = f"{sure}: {converted}, which are converted" if converted else sure
+        found = f"a confidence ({held}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
         return found, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}"
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
@@ -189,13 +188,15 @@ def _wide_pair(names: Sequence[str]) -> tuple[list[str], list[str]] | None:
 
 def _router_columns(table: Table, names: Sequence[str]) -> tuple[str, str, str] | None:
     """Return a confidence and the grades of two models, the Guardian's last; None if the columns leave a doubt."""
-    numbers = [name for name in names if not _words(name) & _NEITHER and _values(table, name) is not None]
-    sures = [name for name in _CONFIDENCES if name in numbers][:1]
-    sures = sures or [name for name in numbers if _words(name) & _SURE]
+    names = [name for name in names if not _words(name) & _NEITHER]
+    numbers = [name for name in names if _values(table, name) is not None]
+    usable = [name for name in names if _is_confidence(table, name)]
+    sures = [name for name in _CONFIDENCES if name in usable][:1]
+    sures = sures or [name for name in usable if _words(name) & _SURE]
     others = [name for name in numbers if name not in sures]
     graded = [name for name in others if _words(name) & _GRADED]
     grades = graded if len(graded) == 2 else [name for name in others if _is_grade(table, name)]
-    sures = sures or [name for name in others if name not in grades]
+    sures = sures or [name for name in usable if name not in grades]
     if not sures or len(grades) != 2:
         return None
     ours, theirs = reversed(grades) if _words(grades[0]) & _GUARDIANS else grades
@@ -205,6 +206,13 @@ def _router_columns(table: Table, names: Sequence[str]) -> tuple[str, str, str] 
     elif whose & _words(theirs) and not whose & _words(ours):
         ours, theirs = theirs, ours
     return (sures[0], ours, theirs) if len(sures) == 1 else None
+
+
+def _id_column(table: Table, names: Sequence[str]) -> str | None:
+    """Return the one column with "id" in its name and another value in each row, where none is called id."""
+    called = [name for name in names if "id" in _words(name)] if "id" not in table.types else []
+    distinct = [name for name in called if len(set(table.texts(name).tolist()) - {""}) == table.rows]
+    return distinct[0] if len(distinct) == 1 else None
 
 
 def _words(name: str) -> set[str]:
@@ -218,6 +226,14 @@ def _values(table: Table, name: str) -> Floats | None:
     except ScoreLogError:
         return None
     return values[~np.isnan(values)]
+
+
+def _is_confidence(table: Table, name: str) -> bool:
+    try:
+        read_confidence(table, name)
+    except ScoreLogError:
+        return False
+    return True
 
 
 def _is_grade(table: Table, name: str) -> bool:

@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
-from conformal_arbitrage.calibration.forms import PerSession
 from conformal_arbitrage.calibration.learned import text_embedding
 from conformal_arbitrage.calibration.options import refusal
+from conformal_arbitrage.calibration.promises import PerSession
 from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
 from conformal_arbitrage.models.port import Answerer, Identity, Scorer
 
@@ -63,7 +63,7 @@ def check_identities(
         StaleCalibrationError: the models differ in a way that is not allowed.
     """
     certificate.refuse_cascade()
-    different = differences(certificate, primary.identity, guardian.identity)
+    different = differences(certificate, {"primary": primary.identity, "guardian": guardian.identity})
     if certificate.identities != "unbound" and session_idle is not None:
         then = certificate.identities.get("session", {}).get("idle")
         different |= {} if then == session_idle else {"session.idle": f"{then!r} then, {session_idle!r} now"}
@@ -78,8 +78,54 @@ def check_identities(
         changed = f"{then!r} then, {group_source!r} now"
         unsaid = f"what named its groups was not said: calibrate with --group-source {group_source}"
         different |= {} if then == group_source else {"group.source": unsaid if then is None else changed}
-    if not different:
-        return None
+    return _excused(different, allow)
+
+
+def check_cascade(
+    certificate: Certificate,
+    models: Mapping[str, Scorer | Answerer],
+    guardian: Scorer | Answerer,
+    guardian_name: str,
+    allow: Collection[str],
+) -> str | None:
+    """Return why decisions of a cascade have no guarantee; None if they have one.
+
+    Raises:
+        CertificateError: a model of the chain is missing, or the Guardian has another name.
+        StaleCalibrationError: the models differ in a way that is not allowed.
+    """
+    certificate.secret()
+    chain = certificate.path.chain.models
+    absent = [name for name in chain if name not in models]
+    if absent or certificate.path.guardian != guardian_name:
+        expected = f"{', '.join(chain)} and the Guardian {certificate.path.guardian}"
+        raise CertificateError(
+            f"the certificate's cascade asks {expected}; this one has {', '.join(models) or 'none'} and the Guardian "
+            f"{guardian_name}; correct [cascade] models, or calibrate again"
+        )
+    identities = {name: models[name].identity for name in chain} | {guardian_name: guardian.identity}
+    return _excused(differences(certificate, identities), allow)
+
+
+def differences(certificate: Certificate, identities: Mapping[str, Identity]) -> dict[str, str]:
+    """Return how models, by role or name, differ from those of the certificate, by dotted name."""
+    if certificate.identities == "unbound":
+        return {UNBOUND: "its log does not name the scorers"}
+    different: dict[str, str] = {}
+    for model, now in identities.items():
+        then: Mapping[str, Any] = certificate.identities.get(model, {})
+        for name in dict.fromkeys([*then, *now]):
+            if then.get(name) != now.get(name):
+                different[f"{model}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
+    return different
+
+
+def _excused(different: Mapping[str, str], allow: Collection[str]) -> str | None:
+    """Return the differences, all of them allowed, as the reason for which there is no guarantee; None without any.
+
+    Raises:
+        StaleCalibrationError: one is not allowed.
+    """
     refused = [name for name in different if name not in allow]
     if refused:
         listed = "; ".join(f"{name}: {different[name]}" for name in refused)
@@ -88,17 +134,4 @@ def check_identities(
             f"the certificate was made with other models ({listed}); collect and calibrate again, or continue without a "
             f"guarantee by allowing {names} by name"
         )
-    return "allowed by name: " + ", ".join(different)
-
-
-def differences(certificate: Certificate, primary: Identity, guardian: Identity) -> dict[str, str]:
-    """Return how these models differ from those of the certificate, by dotted name."""
-    if certificate.identities == "unbound":
-        return {UNBOUND: "its log does not name the scorers"}
-    different: dict[str, str] = {}
-    for role, now in (("primary", primary), ("guardian", guardian)):
-        then: Mapping[str, Any] = certificate.identities.get(role, {})
-        for name in dict.fromkeys([*then, *now]):
-            if then.get(name) != now.get(name):
-                different[f"{role}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
-    return different
+    return "allowed by name: " + ", ".join(different) if different else None

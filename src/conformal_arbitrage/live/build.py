@@ -52,6 +52,8 @@ class Extras:
         live_share: the share of a model's own limits that calls in the background leave to the others.
         replies: a file that keeps each query's replies.
         breaker: whether an endpoint that is down is left alone for a while.
+        primary_patience: seconds that a Primary may take, without repeated calls, where the Guardian answers in its
+            place; None waits and repeats as its section says.
         instead: makes a port that takes the place of all wrappers, from the bare port, its price and its role.
         traced: makes a port that records every call, from the bare port and its role.
         keyless: no call will be sent, so the environment need not hold any API key.
@@ -63,6 +65,7 @@ class Extras:
     live_share: float = 0.0
     replies: Path | None = None
     breaker: bool = False
+    primary_patience: float | None = None
     instead: Callable[[Port, Pricing | None, str], Port] | None = None
     traced: Callable[[Port, str], Port] | None = None
     keyless: bool = False
@@ -143,7 +146,7 @@ class Models:
         models, name, guardian = self.cascade_answerers()
         return CascadeRouter(
             models=models, guardian=guardian, guardian_name=name, certificate=certificate,
-            safe_answer=self.config.task.safe_answer, allow=allow,
+            fallback=self.config.task.safe_answer, allow=allow,
         )  # fmt: skip
 
     def cascade_chooser(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeChooser:
@@ -151,7 +154,7 @@ class Models:
         models, name, guardian = self.cascade_scorers()
         return CascadeChooser(
             models=models, guardian=guardian, guardian_name=name, certificate=certificate,
-            safe_action=self.config.task.safe_action, allow=allow,
+            fallback=self.config.task.safe_action, allow=allow,
         )  # fmt: skip
 
     def cascade_answerers(self) -> tuple[dict[str, Answerer], str, Answerer]:
@@ -211,6 +214,12 @@ class Models:
             request_settings=self.config.task.settings,
         )
 
+    def _retried(self, port: Port, model: ModelConfig, role: Section) -> Port:
+        patience = self._extras.primary_patience
+        if role != "primary" or patience is None:
+            return Retry(port, attempts=model.attempts, deadline=model.deadline)
+        return Retry(port, attempts=model.attempts, deadline=min(model.deadline, patience), pause=None)
+
     def _around(self, port: Port, model: ModelConfig, role: Section, section: str) -> Port:
         pricing = model.pricing()
         if self._extras.instead is not None:
@@ -220,7 +229,7 @@ class Models:
         port = Priced(port, pricing)
         port = self._capped(port, pricing, model, role, section)
         if not model.is_person:
-            port = Retry(port, attempts=model.attempts, deadline=model.deadline)
+            port = self._retried(port, model, role)
         if self._extras.breaker:
             port = Breaker(port)
             self.breakers.append(port)

@@ -13,7 +13,7 @@ from conformal_arbitrage.errors import ArbitrageError, CertificateError, ReplyEr
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, SECTIONS, Config
 from conformal_arbitrage.live.graders import SEVERAL
-from conformal_arbitrage.live.people import grading_terms
+from conformal_arbitrage.live.reviewers import grading_terms
 from conformal_arbitrage.models.completions import served_by
 from conformal_arbitrage.models.kinds import Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.models.port import spent_of
@@ -196,8 +196,9 @@ async def _probe(
     """Find the first variant that works, then test what else depends on it."""
     await _first_variant(config, role, model, result)
     await _check_members(config, role, model, result)
-    probe = model.logprob_probe(role, config.task.form, result.pinned)
-    result.logprobs = model.lists_logprobs if probe is None else await _succeeds(config, role, probe)
+    probe = model.logprob_probe(role, result.pinned)
+    menu = _with_form(config, "menu")
+    result.logprobs = model.lists_logprobs if probe is None else await _succeeds(menu, role, probe)
     if result.spent.reasoning_tokens:
         share = f"{result.spent.reasoning_tokens} of {result.spent.output_tokens}"
         result.notes.append(f"{share} output tokens were spent on reasoning; leave room in max_tokens")

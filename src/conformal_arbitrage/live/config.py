@@ -1,5 +1,7 @@
 """arbitrage.toml: its sections as typed settings, the checks with line and nearest key, and what `init` writes."""
 
+import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -9,6 +11,7 @@ from ipaddress import ip_network
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal, Union, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, structs
@@ -19,11 +22,11 @@ from conformal_arbitrage.models.chat import ChatConfig
 from conformal_arbitrage.models.completions import RequestSettings
 from conformal_arbitrage.models.kinds import ROLES, Form, ModelConfig, Pinned, Section
 from conformal_arbitrage.models.others import BUILT_IN, HumanConfig, kind_named, kind_names
-from conformal_arbitrage.models.webhook import url_mistake
+from conformal_arbitrage.models.webhook import WebhookEndpoint, signing_keys, url_mistake
 from conformal_arbitrage.monitoring.lines import AlarmLine
-from conformal_arbitrage.monitoring.people import PANELS
+from conformal_arbitrage.monitoring.votes import PANELS
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store.session import WebhookEvent
+from conformal_arbitrage.store.outbox import WebhookEvent
 from conformal_arbitrage.types import Role, as_object
 
 # --- The sections of arbitrage.toml about people who answer as a Guardian, or grade answers ---
@@ -169,7 +172,7 @@ _LIMITS = (
     "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
     "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header", "header_timeout", "body_timeout",
     "body_rate", "retain_days", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
-    "database_connections",
+    "database_connections", "primary_timeout",
 )  # fmt: skip
 
 
@@ -404,8 +407,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         guard: whether audited losses raise the threshold above the certificate's, and never lower it below.
         content: what the record keeps of questions and answers.
         expose: what callers see of a decision; relaxation and margin only with "full".
-        overrides: in text form with pinned settings, what to do with a request that differs: refuse it, or answer without
-            a guarantee.
+        strict: in text form, refuse a request whose settings, tools or schemas are not those that were calibrated on,
+            instead of answering it without a guarantee.
         callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
         sticky: "session" lets the first turn of a session choose the model for all its turns; free text only.
         session_idle: seconds after its last turn when a session is over.
@@ -436,7 +439,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     guard: bool = False
     content: Literal["full", "hashed", "off"] = "hashed"
     expose: Literal["id", "full"] = "id"
-    overrides: Literal["refuse", "none"] = "refuse"
+    strict: bool = False
     callers_grade: bool = False
     sticky: Literal["session"] | None = None
     session_idle: float = 3600.0
@@ -449,6 +452,15 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     review: ReviewConfig = ReviewConfig()
     grading: Literal["by hand", "review"] = "by hand"
     graders: GradersConfig = GradersConfig()
+
+    def ungradable(self, form: Form) -> str | None:
+        """Return why nobody can grade the audits of this policy; None if someone can, or there are none."""
+        if form == "menu" or self.audit_rate == 0 or self.content == "full" or self.callers_grade:
+            return None
+        return (
+            f'audits cannot be graded: content = "{self.content}" keeps no answers; set content = "full", or '
+            "callers_grade = true if callers send grades, or audit_rate = 0"
+        )
 
 
 class WebhookConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -476,6 +488,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         drain: seconds between SIGTERM and the end of service, in which /health/ready says 503; unless set, 5 where the
             gateway listens beyond loopback, since something there sends requests to it, and 0 on loopback.
         grace: seconds after that for requests in flight; those that take longer are cut off.
+        primary_timeout: seconds for a Primary's call, after which the Guardian is asked; nothing is repeated before that.
         max_header: bytes of a request's first line and headers.
         header_timeout: seconds for them.
         body_timeout: seconds for the body, and one more for each `body_rate` bytes of it.
@@ -502,6 +515,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     database_connections: int = 4
     drain: float | None = None
     grace: int = 30
+    primary_timeout: float = 20.0
     max_body: int = 1_000_000
     max_questions: int = 32
     max_actions: int = 255
@@ -823,46 +837,98 @@ def _toml(text: object) -> str:
 
 
 _TEMPLATE = """\
-# Conformal Arbitrage. Next: `arbitrage check`, `arbitrage collect`, `arbitrage calibrate`, `arbitrage ask`.
+# Conformal Arbitrage. Next: `arbitrage check`, `arbitrage collect`, `arbitrage calibrate`, `arbitrage serve`.
 # For production: `arbitrage calibrate log.parquet --confidence 0.95`. The certificate then promises its own long-run
 # loss, so that the monitor's alarm stands at alpha itself; it takes some more calls of the Guardian.
 alpha = 0.05             # on average at most 5 points worse than always asking the Guardian
 guardian_sees = "all"    # a deferral shows the Guardian every option; calibrated on that loss
 
 [task]
-form = "{form}"            # "menu": choose from options; "text": free text and tool calls
+form = "{form}"            # "text": free text and tool calls; "menu": choose from options
 {settings}# {safe} = "..."    # fallback if the Guardian fails; without it that is an error
 
 [primary]                # cheap or helpful: does most of the work
 kind = "chat"            # or decisions, logprob, sampling, function, replay, human, local
-url = "https://api.openai.com/v1"    # any OpenAI-compatible endpoint, such as http://localhost:11434/v1
-model = "gpt-5.4-nano"
-key_env = "OPENAI_API_KEY"           # the environment variable with the key; leave out if none is needed
-{confidence}# temperature = "default"            # for models that take none; the paper's is 0.1
+{primary}{confidence}# temperature = "default"            # for models that take none; the paper's is 0.1
 # max_tokens = 2000                  # for models that reason before they answer
 
 [guardian]               # careful or safe: steps in when it matters
 kind = "chat"
-url = "https://api.openai.com/v1"
-model = "gpt-5.4"
-key_env = "OPENAI_API_KEY"
+{guardian}
+[policies.assistant]     # what applications name as their model
+certificate = "certificate.json"     # `arbitrage calibrate log.parquet -o certificate.json` writes it
+{content}# audit_rate = 0.05                  # the share of decisions that the Guardian checks afterwards
+# aliases = ["gpt-4o"]               # model names that applications already use
 """
-
-
+_OPENAI = "https://api.openai.com/v1"
+_KEY = """\
+key_env = "OPENAI_API_KEY"           # the environment variable with the key; leave out if none is needed
+"""
 _SETTINGS = """\
-settings = "as requested"  # requests keep their temperature, limits, stop; "pinned": those below, others are refused
+settings = "as requested"  # requests keep their temperature, limits, stop; "pinned": those below, others have no guarantee
 """
 _CONFIDENCE = """\
 confidence = "ask"                   # a second short call rates the answer; or "logprob", from the same call
 """
+_CONTENT = """\
+content = "full"                     # keep questions and answers: audits of free text need them to be graded
+"""
 
 
-def template(form: Form) -> str:
-    """Return a short commented configuration to start from."""
-    menu = form == "menu"
+def template(form: Form, models: Mapping[str, tuple[str | None, str | None]] | None = None) -> str:
+    """Return a short commented configuration to start from.
+
+    Args:
+        form: free text, or menus.
+        models: the endpoint and the name of each model; OpenAI's unless given.
+    """
+    menu, given = form == "menu", models or {}
     return _TEMPLATE.format(
         form=form,
         settings="" if menu else _SETTINGS,
         safe="safe_action" if menu else "safe_answer",
         confidence="" if menu else _CONFIDENCE,
+        content="" if menu else _CONTENT,
+        primary=_endpoint(*given.get("primary", (None, None)), usual="gpt-5.4-nano"),
+        guardian=_endpoint(*given.get("guardian", (None, None)), usual="gpt-5.4"),
     )
+
+
+def _endpoint(url: str | None, model: str | None, *, usual: str) -> str:
+    """Return the lines about an endpoint; one on this machine needs no key."""
+    local = url is not None and urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    lines = f"url = {json.dumps(url or _OPENAI)}    # any OpenAI-compatible endpoint\nmodel = {json.dumps(model or usual)}\n"
+    return lines if local else lines + _KEY
+
+
+def webhooks_of(config: Config) -> list[WebhookEndpoint]:
+    """Return the webhooks of a configuration.
+
+    Raises:
+        ConfigError: a secret is missing or malformed.
+    """
+    return [
+        WebhookEndpoint(name, webhook.url, _webhook_keys(config, name, webhook))
+        for name, webhook in config.gateway.webhooks.items()
+    ]
+
+
+def _webhook_keys(config: Config, name: str, webhook: WebhookConfig) -> tuple[bytes, ...]:
+    section = f"[gateway.webhooks.{name}]"
+    if webhook.secret_env is not None:
+        text = os.environ.get(webhook.secret_env, "")
+        if not text.strip():
+            raise ConfigError(
+                f"{section} the environment variable {webhook.secret_env} is not set; `arbitrage webhooks secret` prints a "
+                "value for it"
+            )
+        return signing_keys(text, source=f"{section} {webhook.secret_env}")
+    path = Path(config.folder) / str(webhook.secret_file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(
+            f"{section} {path}: the secret cannot be read ({reason}); `arbitrage webhooks secret > {path.name}` writes one"
+        ) from error
+    return signing_keys(text, source=f"{section} {path}")

@@ -14,26 +14,24 @@ from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.evaluation.show import DrawnLedger, DrawnMoment
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.live.monitor import (
+from conformal_arbitrage.live.service import (
     PolicyHistory,
     PolicyStanding,
     WatchedLedger,
     as_evidence,
-    drawn_ledgers,
-    drawn_moments,
     luck_words,
     read_history,
     stand,
     voided,
 )
-from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
+from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing, ledger_history
 from conformal_arbitrage.store import integrity, pages
 from conformal_arbitrage.store.integrity import Head
 from conformal_arbitrage.store.ledger import LedgerKey, LedgerRows
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
-from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, LiftBody
+from conformal_arbitrage.store.record import AlarmBody, DecisionBody, DecisionRecord, LiftBody
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import DAY
+from conformal_arbitrage.types import DAY, Leg
 
 # --- The style sheet of report pages ---
 
@@ -103,6 +101,38 @@ _AN_HOUR = 1 / 24
 _ROWS = {"change": 11, "installed": 11, "red": 23, "lifted": 35}
 """How far down the words of a mark stand, so that marks of different kinds do not meet."""
 _COLORS = {"change": "#b26a00", "red": "#b3261e", "installed": "#00735c", "lifted": "#555"}
+
+
+def drawn_ledgers(history: PolicyHistory, now: float, *, group: str = "") -> list[DrawnLedger]:
+    """Return the ledgers of a policy, or of one of its groups, to draw, by days since 1970; empty ones are left out."""
+    drawn: list[DrawnLedger] = []
+    starts = sorted(moment.x for moment in drawn_moments(history) if moment.kind != "red")
+    for ledger in history.ledgers:
+        if ledger.lines is None or not len(ledger.rows) or ledger.key.group != group:
+            continue
+        past = ledger.rows.due <= now
+        unknown = np.isnan(ledger.rows.loss)
+        points = ledger_history(ledger.lines, ledger.rows.loss, (unknown & past).astype(np.float64))
+        days = ledger.rows.drawn / DAY
+        ended = min([start for start in starts if start > days[-1]], default=now / DAY)
+        bound = 1.0 if ledger.certificate is None else ledger.certificate.loss_bound
+        drawn.append(
+            DrawnLedger(x=days[points.audits - 1], start=float(days[0]), stop=ended, history=points, bound=bound)
+        )
+    return drawn
+
+
+def drawn_moments(history: PolicyHistory) -> list[DrawnMoment]:
+    """Return installations, alarms and lifts of a policy to mark, in order."""
+    moments = [
+        DrawnMoment(kind="installed", x=version.installed / DAY, text=f"version {version.version}")
+        for version in history.versions
+    ]
+    for notice in history.notices:
+        kind = "red" if isinstance(notice.body, AlarmBody) else "lifted"
+        text = f"red: {notice.body.cause}" if isinstance(notice.body, AlarmBody) else "lifted"
+        moments.append(DrawnMoment(kind=kind, x=(notice.body.at or 0.0) / DAY, text=text))
+    return sorted(moments, key=lambda moment: moment.x)
 
 
 def figure_svg(ledgers: Sequence[DrawnLedger], moments: Sequence[DrawnMoment], *, start: float, stop: float) -> str:
@@ -286,9 +316,46 @@ class Use:
         return self.by.get("guardian", 0) / self.decisions if self.decisions else None
 
     @property
-    def always(self) -> float | None:
-        """Dollars of always asking the Guardian, at the mean cost of its recorded calls, for decisions with a known cost."""
-        return None if self.guardian_cost is None else self.guardian_cost * (self.decisions - self.unpriced)
+    def savings(self) -> "Savings":
+        """What was saved against always asking the Guardian."""
+        return Savings.of(
+            priced=self.decisions - self.unpriced,
+            spent=self.spent + self.audit_cost,
+            calls=self.guardian_calls,
+            calls_cost=self.guardian_calls * (self.guardian_cost or 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """What a policy saved against always asking the Guardian.
+
+    Attributes:
+        always: dollars of always asking, for the decisions with a known cost; None if it is unknown.
+        dollars: that, less what decisions and audits cost; None if it is unknown.
+        basis: in words, what that rests on.
+    """
+
+    always: float | None
+    dollars: float | None
+    basis: str
+
+    @classmethod
+    def of(cls, *, priced: int, spent: float, calls: int, calls_cost: float) -> "Savings":
+        """Return the savings.
+
+        Args:
+            priced: decisions with a known cost.
+            spent: dollars of these, and of audits.
+            calls: recorded calls of the Guardian with a known cost, audits included.
+            calls_cost: their dollars.
+        """
+        if not calls or not priced:
+            return cls(always=None, dollars=None, basis="no call of the Guardian has a known price")
+        always = priced * calls_cost / calls
+        mean = f"at the mean cost of {calls:,} recorded call{'s' if calls > 1 else ''}"
+        basis = f"against always asking the Guardian {mean}, after what audits cost"
+        return cls(always=always, dollars=always - spent, basis=basis)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,7 +372,6 @@ class MonthReport:
         use: who decided, and what it cost.
         head: how far the record has come.
         problems: what is not as it was written; empty if the record verifies.
-        signed: whether signatures could be checked.
     """
 
     history: PolicyHistory
@@ -317,7 +383,6 @@ class MonthReport:
     use: Use
     head: Head
     problems: tuple[str, ...]
-    signed: bool
 
     @property
     def standing(self) -> PolicyStanding | None:
@@ -339,9 +404,7 @@ def key_of_groups(standing: PolicyStanding) -> LedgerKey:
     return replaced(standing.ledger.key, group="")
 
 
-async def read_month(
-    store: Store, config: Config, policy: str, month: Month, *, now: float, signed: bool
-) -> MonthReport:
+async def read_month(store: Store, config: Config, policy: str, month: Month, *, now: float) -> MonthReport:
     """Read a month of a policy.
 
     Raises:
@@ -364,7 +427,6 @@ async def read_month(
         use=await _use(store, policy, month),
         head=await store.run(integrity.head),
         problems=tuple(await integrity.verify(store)),
-        signed=signed,
     )
 
 
@@ -409,6 +471,10 @@ async def _use(store: Store, policy: str, month: Month) -> Use:
         before = page[-1].id
 
 
+def _answered(decision: DecisionBody) -> list[Leg]:
+    return [leg for leg in decision.legs if leg.role == "guardian" and leg.error is None]
+
+
 class _Tally:
     """Adds up records."""
 
@@ -420,7 +486,7 @@ class _Tally:
     def add(self, record: DecisionRecord) -> None:
         use, decision = self._use, record.decision
         audit = None if record.audit is None or record.audit.error is not None else record.audit
-        for cost in (*(leg.spent.cost for leg in decision.legs if leg.role == "guardian"), audit and audit.cost):
+        for cost in (*(leg.spent.cost for leg in _answered(decision)), audit and audit.cost):
             if cost is not None:
                 self._calls, self._cost = self._calls + 1, self._cost + cost
         if decision.no_guarantee is not None:
@@ -636,19 +702,18 @@ def _use_section(report: MonthReport) -> str:
 
 
 def _always(report: MonthReport) -> str:
-    use = report.use
-    if use.always is None or use.guardian_cost is None:
+    use, always = report.use, report.use.savings.always
+    if always is None or use.guardian_cost is None:
         return "unknown: no call of the Guardian has a known price"
     mean = f"{_dollars(use.guardian_cost)} each, the mean of {use.guardian_calls:,} recorded calls"
-    return f"{_dollars(use.always)} for the decisions with a known cost, at {mean}"
+    return f"{_dollars(always)} for the decisions with a known cost, at {mean}"
 
 
 def _saved(report: MonthReport) -> str:
-    use = report.use
-    if use.always is None:
+    savings = report.use.savings
+    if savings.dollars is None or savings.always is None:
         return "unknown"
-    saved = use.always - use.spent - use.audit_cost
-    return f"{_dollars(saved)} of {_dollars(use.always)}"
+    return f"{_dollars(savings.dollars)} of {_dollars(savings.always)}"
 
 
 def _notices(report: MonthReport) -> str:
@@ -694,9 +759,7 @@ def _record(report: MonthReport) -> str:
         listed = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems)
         verdict = f"<p class=bad>The record does not verify:</p><ul>{listed}</ul>"
     else:
-        unchecked = "but without the project's secret no signature was checked"
-        checked = "and every signature fits" if report.signed else unchecked
-        verdict = f"<p>The hash chains are intact, {checked}.</p>"
+        verdict = "<p>The hash chains are intact, and every signature fits.</p>"
     rows = [(writer, f"{number:,}", digest) for writer, (number, digest) in sorted(report.head.writers.items())]
     seal = report.head.seal or "unsigned: the record was read without the project's secret"
     head = f"<p class=small>Head of {_time(report.head.at)}; seal <code>{escape(seal)}</code></p>"

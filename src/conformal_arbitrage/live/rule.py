@@ -6,25 +6,40 @@ import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.forms import Learned, Threshold
+from conformal_arbitrage.calibration.promises import Learned, Threshold
 from conformal_arbitrage.core.exact import LARGEST_SCORE, row_gaps, row_margin
-from conformal_arbitrage.errors import CertificateError, GuardianError, OptionError, ScorerError, StaleCalibrationError
-from conformal_arbitrage.live.binding import UNBOUND, check_identities, check_router_form
+from conformal_arbitrage.errors import (
+    GuardianError,
+    OptionError,
+    ScorerError,
+    UpstreamError,
+)
+from conformal_arbitrage.live.binding import check_cascade, check_identities, check_router_form
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.completions import SETTINGS, overridden, settings_reason
-from conformal_arbitrage.models.port import Answer, Answerer, Identity, Scorer, Scores, check_scores, stream_answer
-from conformal_arbitrage.types import ChatRequest, Chunk, Decision, LearnedUse, Leg, Query, Role, Spent
+from conformal_arbitrage.models.completions import settings_reason
+from conformal_arbitrage.models.port import (
+    Answer,
+    Answerer,
+    Identity,
+    Scorer,
+    Scores,
+    check_scores,
+    spent_of,
+    stream_answer,
+)
+from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Failure, LearnedUse, Leg, Query, Role, Spent
 
 MARGIN_DIGITS = 12
 _NO_SAFE_ACTION = "set safe_action to continue without it"
 _NO_SAFE_ANSWER = "set safe_answer to continue without it"
 _Question = TypeVar("_Question", contravariant=True)
+_Model = TypeVar("_Model", Scorer, Answerer)
 
 
 class Policy(Protocol[_Question]):
@@ -162,6 +177,7 @@ class ConformalRouter:
     group_source: str | None = None
     no_guarantee: str | None = field(init=False)
     """As in `ConformalArbitrage`."""
+    _identities: Mapping[str, Identity] = field(init=False)
 
     def __post_init__(self) -> None:
         """Check the certificate's form and unit, and the certificate against the models."""
@@ -171,6 +187,7 @@ class ConformalRouter:
             session_idle=self.session_idle, group_source=self.group_source,
         )  # fmt: skip
         self.no_guarantee = self.forfeited or reason
+        self._identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
 
     async def decide(self, request: ChatRequest) -> Decision:
         """Decide whose answer is given.
@@ -249,11 +266,40 @@ class ConformalRouter:
 
     def other_settings(self, request: ChatRequest) -> str | None:
         """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
-        if SETTINGS.keys().isdisjoint(request.body):
-            return None
-        identities = {"primary": self.primary.identity, "guardian": self.guardian.identity}
-        differing = overridden(request.body, identities)
-        return settings_reason(request.body, differing, self.certificate.identities)
+        return settings_reason(request.body, self._identities, self.certificate.identities)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cascade(Generic[_Model]):
+    """What cascades over text and over menus share.
+
+    Attributes:
+        models: the cheap models by name; those of the certificate's chain are asked, in its order.
+        guardian: who decides if none of them may.
+        certificate: the certificate of the cascade, with its key.
+        guardian_name: what the certificate calls the Guardian.
+        fallback: the answer to give, or the text of the action to take, if the Guardian fails; without one that is an error.
+        allow, forfeited: as in `ConformalArbitrage`.
+
+    Raises:
+        CertificateError: the certificate's chain has a model that is not among `models`.
+        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
+    """
+
+    models: Mapping[str, _Model]
+    guardian: _Model
+    certificate: Certificate
+    guardian_name: str = "guardian"
+    fallback: str | None = None
+    allow: Collection[str] = ()
+    forfeited: str | None = None
+    no_guarantee: str | None = field(init=False)
+    """As in `ConformalArbitrage`."""
+
+    def __post_init__(self) -> None:
+        """Check the certificate against the models."""
+        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
+        self.no_guarantee = self.forfeited or reason
 
 
 @dataclass(slots=True)
@@ -266,36 +312,8 @@ class _Replies:
 
 
 @dataclass(slots=True, kw_only=True)
-class CascadeRouter:
-    """The calibrated cascade over free text and tool calls.
-
-    Attributes:
-        models: the cheap models by name; those of the certificate's chain are asked, in its order.
-        guardian: who answers if none of them may.
-        certificate: the certificate of the cascade, with its key.
-        guardian_name: what the certificate calls the Guardian.
-        safe_answer: the answer to give if the Guardian fails; without one that is an error.
-        allow, forfeited: as in `ConformalArbitrage`.
-
-    Raises:
-        CertificateError: the certificate's chain has a model that is not among `models`.
-        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
-    """
-
-    models: Mapping[str, Answerer]
-    guardian: Answerer
-    certificate: Certificate
-    guardian_name: str = "guardian"
-    safe_answer: str | None = None
-    allow: Collection[str] = ()
-    forfeited: str | None = None
-    no_guarantee: str | None = field(init=False)
-    """As in `ConformalArbitrage`."""
-
-    def __post_init__(self) -> None:
-        """Check the certificate against the models."""
-        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
-        self.no_guarantee = self.forfeited or reason
+class CascadeRouter(_Cascade[Answerer]):
+    """The calibrated cascade over free text and tool calls."""
 
     async def decide(self, request: ChatRequest) -> Decision:
         """Decide whose answer is given.
@@ -325,7 +343,7 @@ class CascadeRouter:
                     return
         if pending is None or pending.answer is not None:
             return
-        async with aclosing(_guardian_steps(self.guardian, request, pending, self.safe_answer, live=live)) as steps:
+        async with aclosing(_guardian_steps(self.guardian, request, pending, self.fallback, live=live)) as steps:
             async for step in steps:
                 yield step
 
@@ -342,31 +360,14 @@ class CascadeRouter:
 
     def _other_settings(self, request: ChatRequest) -> str | None:
         """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
-        if SETTINGS.keys().isdisjoint(request.body):
-            return None
         chain = {name: self.models[name].identity for name in self.certificate.path.chain.models}
-        differing = overridden(request.body, {**chain, self.guardian_name: self.guardian.identity})
-        return settings_reason(request.body, differing, self.certificate.identities)
+        identities = {**chain, self.guardian_name: self.guardian.identity}
+        return settings_reason(request.body, identities, self.certificate.identities)
 
 
 @dataclass(slots=True, kw_only=True)
-class CascadeChooser:
-    """The calibrated cascade over menus; attributes and errors are those of `CascadeRouter`, with a safe action."""
-
-    models: Mapping[str, Scorer]
-    guardian: Scorer
-    certificate: Certificate
-    guardian_name: str = "guardian"
-    safe_action: str | None = None
-    allow: Collection[str] = ()
-    forfeited: str | None = None
-    no_guarantee: str | None = field(init=False)
-    """As in `ConformalArbitrage`."""
-
-    def __post_init__(self) -> None:
-        """Check the certificate against the models."""
-        reason = check_cascade(self.certificate, self.models, self.guardian, self.guardian_name, self.allow)
-        self.no_guarantee = self.forfeited or reason
+class CascadeChooser(_Cascade[Scorer]):
+    """The calibrated cascade over menus."""
 
     async def decide(self, query: Query) -> Decision:
         """Decide who chooses, and choose.
@@ -392,7 +393,7 @@ class CascadeChooser:
             if pending.answer is not None:
                 return
             legs = pending.legs
-        yield with_choice(pending, query, await scored("guardian", self.guardian, query), self.safe_action)
+        yield with_choice(pending, query, await scored("guardian", self.guardian, query), self.fallback)
 
     async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
         """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
@@ -533,9 +534,10 @@ def leg_of(role: Role, outcome: Scores | Answer | ScorerError, start: float) -> 
     """Return a model's part in a decision from its reply or its failure, and from when it was asked."""
     seconds = time.perf_counter() - start
     if isinstance(outcome, ScorerError):
-        spent = outcome.spent if isinstance(outcome.spent, Spent) else Spent()
-        text = f"{type(outcome).__name__}: {outcome}"
-        return Leg(role=role, scores=None, spent=spent, seconds=seconds, error=text)
+        failure = Failure(type(outcome).__name__, str(outcome))
+        if isinstance(outcome, UpstreamError):
+            failure = replace(failure, status=outcome.status, said=outcome.said, code=outcome.code)
+        return Leg(role=role, scores=None, spent=spent_of(outcome), seconds=seconds, error=failure)
     reply = None
     if isinstance(outcome, Scores):
         scores = outcome.values
@@ -609,11 +611,27 @@ _FAILURES = {
 }
 
 
-def guardian_failure(leg: Leg, remedy: str | None = None) -> GuardianError:
-    """Return the error for a decision that could not be made because a model failed."""
-    reason, retryable = _FAILURES.get(str(leg.error).partition(":")[0], ("failed", True))
+_REQUEST_REFUSED = frozenset({400, 413, 422})
+"""Statuses that speak of the request itself: it will be refused again, and only its sender can change it."""
+_PERMANENT = frozenset({*_REQUEST_REFUSED, 401, 403, 404, 405})
+
+
+def guardian_failure(leg: Leg, remedy: str | None = None, *, passed_on: bool = False) -> GuardianError:
+    """Return the error for a decision that could not be made because a model failed.
+
+    Args:
+        leg: the failure.
+        remedy: what else could be done.
+        passed_on: whether the model got the caller's own request, so that what it says about that is for the caller.
+    """
+    failure = leg.error or Failure("")
+    reason, retryable = _FAILURES.get(failure.kind, ("failed", True))
     message = f"the {leg.role.capitalize()} {reason} ({leg.error})" + ("" if remedy is None else f"; {remedy}")
-    return GuardianError(message, reason=reason, retryable=retryable)
+    if passed_on and failure.status in _REQUEST_REFUSED and failure.said:
+        return GuardianError(
+            message, reason=reason, retryable=False, status=failure.status, said=failure.said, code=failure.code
+        )
+    return GuardianError(message, reason=reason, retryable=retryable and failure.status not in _PERMANENT)
 
 
 def _identified(request: ChatRequest) -> ChatRequest:
@@ -711,49 +729,3 @@ def _pending(
         spent=sum((leg.spent for leg in legs), start=Spent()),
         no_guarantee=no_guarantee,
     )
-
-
-def check_cascade(
-    certificate: Certificate,
-    models: Mapping[str, Scorer] | Mapping[str, Answerer],
-    guardian: Scorer | Answerer,
-    guardian_name: str,
-    allow: Collection[str],
-) -> str | None:
-    """Return why decisions have no guarantee; None if they have one.
-
-    Raises:
-        CertificateError: a model of the chain is missing, or the Guardian has another name.
-        StaleCalibrationError: the models differ in a way that is not allowed.
-    """
-    certificate.secret()
-    absent = [name for name in certificate.path.chain.models if name not in models]
-    if absent or certificate.path.guardian != guardian_name:
-        expected = f"{', '.join(certificate.path.chain.models)} and the Guardian {certificate.path.guardian}"
-        raise CertificateError(
-            f"the certificate's cascade asks {expected}; this one has {', '.join(models) or 'none'} and the Guardian "
-            f"{guardian_name}; correct [cascade] models, or calibrate again"
-        )
-    chain = {name: models[name].identity for name in certificate.path.chain.models}
-    different = cascade_differences(certificate, {**chain, guardian_name: guardian.identity})
-    refused = {name: how for name, how in different.items() if name not in allow}
-    if refused:
-        listed = "; ".join(f"{name}: {how}" for name, how in refused.items())
-        raise StaleCalibrationError(
-            f"the certificate was made with other models ({listed}); collect and calibrate again, or continue without a "
-            f"guarantee by allowing {', '.join(map(repr, different))} by name"
-        )
-    return "allowed by name: " + ", ".join(different) if different else None
-
-
-def cascade_differences(certificate: Certificate, now: Mapping[str, Identity]) -> dict[str, str]:
-    """Return how models differ from those of a cascade's certificate, by dotted name."""
-    if certificate.identities == "unbound":
-        return {UNBOUND: "its log does not name the scorers"}
-    different: dict[str, str] = {}
-    for name, identity in now.items():
-        then: Mapping[str, Any] = certificate.identities.get(name, {})
-        for part in dict.fromkeys([*then, *identity]):
-            if then.get(part) != identity.get(part):
-                different[f"{name}.{part}"] = f"{then.get(part)!r:.60} then, {identity.get(part)!r:.60} now"
-    return different

@@ -83,7 +83,7 @@ class ChatAnswerer:
     Attributes:
         port: the endpoint.
         settings: defaults for fields that the application's request omits; the model's name always applies.
-        confidence: "logprob" (the mean token probability of the answer, from the same call), "ask" (a second, short
+        confidence: "logprob" (the geometric mean of its token probabilities, from the same call), "ask" (a second, short
             call that rates the finished answer), or None for a Guardian, which needs none.
         mode: the output mode of the second call.
         request_settings: whether requests keep their own temperature, limits and the like, which is then part of the
@@ -388,9 +388,9 @@ class ChatConfig(ChatEndpointConfig, frozen=True, kw_only=True, tag="chat"):
             return error.status in (400, 404, 415, 422, 500, 501) and "temperature" not in str(error)
         return not isinstance(error, CutOffError)
 
-    def logprob_probe(self, role: Section, form: Form, pinned: Pinned | None) -> ModelConfig | None:
+    def logprob_probe(self, role: Section, pinned: Pinned | None) -> ModelConfig | None:
         """Return the same endpoint as kind `logprob`."""
-        if form == "text" or role == "judge" or pinned is None:
+        if role == "judge" or pinned is None:
             return None
         shared = {f.name for f in fields(ChatEndpointConfig)}
         values: dict[str, Any] = {name: value for name, value in asdict(self).items() if name in shared}

@@ -1,7 +1,8 @@
 """Chat completions on the wire: the fields and settings of a request, and reading the reply."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from conformal_arbitrage.errors import CutOffError, OtherModelError, RefusalError, ReplyError
@@ -21,6 +22,10 @@ INERT = (
 """What a provider files, caches or bills by. Passed on, since no answer depends on it."""
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 """Two names of one limit."""
+_OF_QUESTION = ("parallel_tool_calls", "response_format", "tool_choice", "tools")
+_MOST_VALUES = 32
+ANY = "any"
+"""What a log says of a field with more than 32 values: a further one is like these."""
 _MOST_STOPS = 16
 _LARGEST_SEED = 2**63
 
@@ -88,7 +93,7 @@ _PINNED_AS = {
 
 
 def requested_identity(rule: RequestSettings) -> Identity:
-    """Return what an identity says about settings: nothing if they are pinned, as in certificates of earlier releases."""
+    """Return what an identity says about settings: nothing if they are pinned."""
     return {"settings": rule} if rule == AS_REQUESTED else {}
 
 
@@ -129,49 +134,98 @@ def overridden(body: Mapping[str, Any], identities: Mapping[str, Identity]) -> d
     return differing
 
 
-def logged_settings(bodies: Iterable[Mapping[str, Any]], identities: Mapping[str, Identity]) -> dict[str, Any]:
-    """Return the names of the settings in the requests of a log, as `requests` of its identities.
+@dataclass(slots=True)
+class RequestFields:
+    """What requests of a log had in the fields that an answer depends on; see `compared_fields`."""
 
-    Empty where settings are pinned: a request that differs is then other traffic, whatever its name.
+    _requests: int = 0
+    _given: Counter[str] = field(default_factory=Counter[str])
+    _values: defaultdict[str, list[JSON]] = field(default_factory=lambda: defaultdict[str, list[JSON]](list))
+
+    def add(self, body: Mapping[str, Any]) -> None:
+        """Take a further request into account."""
+        self._requests += 1
+        for name, value in compared_fields(body).items():
+            self._given[name] += 1
+            if value not in self._values[name] and len(self._values[name]) <= _MOST_VALUES:
+                self._values[name].append(value)
+
+    def document(self, identities: Mapping[str, Identity]) -> dict[str, Any]:
+        """Return them as `requests` of a log's identities: by field, the values, null for requests without it.
+
+        Where settings are pinned they are not listed: a request that differs is then other traffic, whatever was logged.
+        """
+        pinned = any(identity.get("settings") != AS_REQUESTED for identity in identities.values())
+        names = sorted(name for name in self._values if not (pinned and name in SETTINGS))
+        rule: RequestSettings = "pinned" if pinned else AS_REQUESTED
+        return {"requests": {"settings": rule, "fields": {name: self._listed(name) for name in names}}}
+
+    def _listed(self, name: str) -> JSON:
+        values = sorted(self._values[name], key=repr)
+        if len(values) > _MOST_VALUES:
+            return ANY
+        return [None, *values] if self._given[name] < self._requests else values
+
+
+def compared_fields(body: Mapping[str, Any]) -> dict[str, JSON]:
+    """Return the fields of a request that are compared with those of the log, by name; null means not given.
+
+    A setting is compared by its value. Tools and schemas differ from question to question, as messages do: of these it
+    counts whether there are any, and of which type.
     """
-    if any(identity.get("settings") != AS_REQUESTED for identity in identities.values()):
-        return {}
-    return {"requests": {"settings": sorted({name for body in bodies for name in given_settings(body)})}}
+    fields: dict[str, JSON] = {}
+    for name, value in checked_settings(body).items():
+        fields["max_tokens" if name in _LIMITS else name] = (
+            [value] if name == "stop" and isinstance(value, str) else value
+        )
+    for name in _OF_QUESTION:
+        value = body.get(name)
+        if value is not None and value != []:
+            typed = value.get("type", True) if is_object(value) else True
+            fields[name] = value if isinstance(value, str | bool) else typed
+    return fields
 
 
-def unlogged_settings(body: Mapping[str, Any], identities: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a request that no request of the calibration log had, if the certificate records those.
+def unlogged_fields(body: Mapping[str, Any], certified: Mapping[str, Any] | Literal["unbound"]) -> list[str]:
+    """Return the fields whose value no request of the calibration log had, in words, if the certificate records those.
 
     Args:
         body: the request.
-        identities: those of the certificate.
+        certified: the identities of the certificate.
     """
-    logged = identities.get("requests", {}).get("settings")
-    if logged is None:
+    requests = None if certified == "unbound" else certified.get("requests")
+    if requests is None:
         return []
-    known = {*logged, *(_LIMITS if _LIMITS & {*logged} else ())}
-    return [name for name in given_settings(body) if name not in known]
+    given, logged = compared_fields(body), requests["fields"]
+    pinned = requests["settings"] != AS_REQUESTED
+    names = sorted(name for name in {*given, *logged} if not (pinned and name in SETTINGS))
+    return [
+        _shown(name, given.get(name))
+        for name in names
+        if (known := logged.get(name, [None])) != ANY and given.get(name) not in known
+    ]
+
+
+def _shown(name: str, value: JSON) -> str:
+    return f"no {name}" if value is None else name if value is True else f"{name} {value!r:.60}"
 
 
 def settings_reason(
-    body: Mapping[str, Any], differing: Collection[str], certified: Mapping[str, Any] | Literal["unbound"]
+    body: Mapping[str, Any],
+    identities: Mapping[str, Identity],
+    certified: Mapping[str, Any] | Literal["unbound"],
 ) -> str | None:
-    """Return why the settings of a request leave it without a guarantee; None if they do not.
+    """Return why a request has no guarantee because of its settings, tools or schemas; None if these are the log's.
 
     Args:
         body: the request.
-        differing: the settings that differ from pinned ones.
+        identities: of the models, by role.
         certified: the identities of the certificate.
     """
-    if differing:
+    if differing := overridden(body, identities):
         return f"the request overrides {', '.join(differing)}"
-    unlogged = [] if certified == "unbound" else unlogged_settings(body, certified)
-    return f"no request of the calibration log set {', '.join(unlogged)}" if unlogged else None
-
-
-def given_settings(body: Mapping[str, Any]) -> list[str]:
-    """Return the names of the settings that a request gives, sorted; null means not given."""
-    return sorted(name for name in body.keys() & SETTINGS.keys() if body[name] is not None)
+    unlogged = unlogged_fields(body, certified)
+    return f"no request of the calibration log had {', '.join(unlogged)}" if unlogged else None
 
 
 def _remedies(name: str, value: object, pinned: Mapping[str, object]) -> str:

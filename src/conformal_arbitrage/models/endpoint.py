@@ -472,6 +472,8 @@ class Endpoint:
             status=status,
             retryable=status in _TRANSIENT and not hopeless,
             retry_after=retry_after_of(headers),
+            said=self._scrubbed(reason)[:1000],
+            code=self._scrubbed(str(fault.get("code") or ""))[:100],
         )
 
     def _scrubbed(self, text: str) -> str:

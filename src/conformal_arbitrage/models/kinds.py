@@ -426,8 +426,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Return the section as a dry run uses it, where no reply can be read as scores."""
         return self
 
-    def logprob_probe(self, role: Section, form: Form, pinned: Pinned | None) -> "ModelConfig | None":
-        """Return a section that finds out whether the endpoint lists token probabilities, if that is worth knowing."""
+    def logprob_probe(self, role: Section, pinned: Pinned | None) -> "ModelConfig | None":
+        """Return a section over menus that shows whether the endpoint lists token probabilities, if it can be asked."""
         return None
 
 

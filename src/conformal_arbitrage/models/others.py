@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 
@@ -44,10 +43,13 @@ from conformal_arbitrage.models.port import (
     fingerprint,
 )
 from conformal_arbitrage.models.rendering import RENDERING, PinnedAnswerer, require_seen
-from conformal_arbitrage.monitoring.people import PANELS, PanelRule
+from conformal_arbitrage.monitoring.votes import PANELS, PanelRule
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import Table
 from conformal_arbitrage.types import Query, Role, Spent
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # --- Kind `function` ---
 
@@ -563,9 +565,16 @@ BUILT_IN: Mapping[str, type[ModelConfig]] = {
 }
 
 
+def _entries() -> "list[EntryPoint]":
+    """Return the kinds that other packages add."""
+    from importlib.metadata import entry_points  # takes 10 ms to import
+
+    return list(entry_points(group=ENTRY_POINT_GROUP))
+
+
 def kind_names() -> list[str]:
     """Return the names of all kinds, built-in ones first; loads no other package."""
-    return list(dict.fromkeys([*BUILT_IN, *sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))]))
+    return list(dict.fromkeys([*BUILT_IN, *sorted(entry.name for entry in _entries())]))
 
 
 def kind_named(name: str) -> type[ModelConfig] | None:
@@ -576,18 +585,18 @@ def kind_named(name: str) -> type[ModelConfig] | None:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
-    entries = list(entry_points(group=ENTRY_POINT_GROUP, name=name))
+    entries = [entry for entry in _entries() if entry.name == name]
     if len(entries) > 1:
         packages = " and ".join(sorted(_package(entry) for entry in entries))
         raise ConfigError(f"kind '{name}' is added by {packages}; uninstall one of them")
     return _loaded(entries[0]) if entries else None
 
 
-def _package(entry: EntryPoint) -> str:
+def _package(entry: "EntryPoint") -> str:
     return entry.value if entry.dist is None else entry.dist.name
 
 
-def _loaded(entry: EntryPoint) -> type[ModelConfig]:
+def _loaded(entry: "EntryPoint") -> type[ModelConfig]:
     """Import a kind of another package and check that it can be used."""
     source = f"kind '{entry.name}' of package {_package(entry)} ({entry.value})"
 

@@ -8,7 +8,9 @@ import asyncio
 import base64
 import binascii
 import hmac
+import json
 import re
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,10 +59,10 @@ def signing_keys(text: str, *, source: str) -> tuple[bytes, ...]:
     Raises:
         ConfigError: there is none, or one is malformed; the message does not hold it.
     """
-    secrets = [secret for secret in re.split(r"[,\s]+", text) if secret]
-    if not secrets:
+    given = [secret for secret in re.split(r"[,\s]+", text) if secret]
+    if not given:
         raise ConfigError(f"{source}: there is no secret in it; {_REMEDY}")
-    return tuple(_signing_key(secret, source) for secret in secrets)
+    return tuple(_signing_key(secret, source) for secret in given)
 
 
 def _signing_key(secret: str, source: str) -> bytes:
@@ -126,6 +128,13 @@ class WebhookEndpoint:
         if status is not None:  # it counts, whatever became of the body
             problem = _refusal(status)
         return WebhookAttempt(problem=problem, status=status, retry_after=wait, seconds=time.perf_counter() - start)
+
+    async def send_test(self) -> WebhookAttempt:
+        """Send a signed message of type webhook.test once; it is neither queued nor sent again."""
+        id = f"evt_test_{secrets.token_hex(12)}"
+        message: dict[str, object] = {"id": id, "object": "event", "type": "webhook.test"}
+        message |= {"created_at": int(time.time()), "data": dict[str, object]()}
+        return await self.send(id, json.dumps(message, separators=(",", ":")).encode())
 
     async def close(self) -> None:
         """Close the connections."""

@@ -618,10 +618,11 @@ class Retry(Wrapper):
         port: the port to call.
         attempts: the most attempts.
         deadline: seconds for all attempts and the pauses between them.
-        pause: seconds before the second attempt; doubles from then on, each drawn from the upper half.
+        pause: seconds before the second attempt; doubles from then on, each drawn from the upper half. None tries other
+            endpoints of a pool and nothing else, for a caller who has someone else to ask.
     """
 
-    def __init__(self, port: Port, *, attempts: int = 5, deadline: float = 120.0, pause: float = 0.5) -> None:
+    def __init__(self, port: Port, *, attempts: int = 5, deadline: float = 120.0, pause: float | None = 0.5) -> None:
         super().__init__(port)
         self._attempts = attempts
         self._deadline = deadline
@@ -670,10 +671,14 @@ class Retry(Wrapper):
     def _pause_after(self, error: UpstreamError, attempt: int, ends: float) -> float | None:
         """Return the seconds to wait before the next attempt, or None if there is none."""
         pause = 0.0 if attempt <= error.elsewhere else self._pause(attempt, error)
+        if pause is None:
+            return None
         late = asyncio.get_running_loop().time() + pause >= ends
         return None if not error.retryable or attempt >= self._attempts or late else pause
 
-    def _pause(self, attempt: int, error: UpstreamError) -> float:
+    def _pause(self, attempt: int, error: UpstreamError) -> float | None:
+        if self._first_pause is None:
+            return None
         backoff = min(_LONGEST_PAUSE, self._first_pause * 2 ** min(attempt - 1, 16))
         return max(error.retry_after or 0.0, backoff * random.uniform(0.5, 1.0))
 

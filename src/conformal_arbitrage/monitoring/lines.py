@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.forms import Cluster, Net
 from conformal_arbitrage.calibration.options import refusal, refuse_combination, shared_size
 from conformal_arbitrage.calibration.planning import rows_needed
+from conformal_arbitrage.calibration.promises import Cluster, Net
 from conformal_arbitrage.core.bounds import (
     binomial_cdf,
     binomial_interval,

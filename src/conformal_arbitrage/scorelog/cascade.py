@@ -189,6 +189,10 @@ class CascadeLog:
             digest.update(len(text).to_bytes(4, "little") + text)
         return digest.hexdigest()
 
+    def lineage(self) -> tuple[str, ...]:
+        """Return the log's digest; a log of several models does not say what its rows were taken from."""
+        return (self.sha256(),)
+
     def write(self, path: str | Path) -> None:
         """Write the log; the ending of the name says the format."""
         scalars: list[tuple[str, Any]] = [("id", self.id)]

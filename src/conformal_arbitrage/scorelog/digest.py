@@ -1,4 +1,4 @@
-"""Digests of what a calibration depends on, order-free over parts, and whether ids are distinct."""
+"""Digests of what a calibration depends on, whatever the order of rows."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import Integers
-from conformal_arbitrage.scorelog.tables import Keys, Strings, TextBytes, all_distinct, framed
+from conformal_arbitrage.scorelog.tables import Strings, TextBytes
 
 # --- Hashes of rows, many at a time ---
 
@@ -88,68 +88,17 @@ def _mixed(words: Words) -> Words:
     return words
 
 
-# --- Whether the ids of a log in parts are distinct ---
-
-
-_BITS: Final = 8
-_PILES: Final = 1 << _BITS
-PiledKeys = list[tuple[Keys, Integers]]
-"""Keys in the order of their piles, and where each pile begins and the last one ends; some ids at a time."""
-
-
-def piled_keys(ids: TextBytes) -> PiledKeys:
-    """Return the keys of some ids, in piles."""
-    return [_piled(keys) for keys in ids.hash_keys()]
-
-
-def _piled(keys: Keys) -> tuple[Keys, Integers]:
-    pile = (keys >> np.uint64(64 - _BITS)).astype(np.uint8)
-    ends = np.zeros(_PILES + 1, np.int64)
-    np.cumsum(np.bincount(pile, minlength=_PILES), out=ends[1:])
-    return keys[np.argsort(pile, kind="stable")], ends
-
-
-def surely_distinct(blocks: Iterable[PiledKeys]) -> bool:
-    """Return whether all ids are surely distinct, and none is empty; see `TextBytes.hash_keys`."""
-    every = [block for own in blocks for block in own]
-    return all(_distinct_in(every, pile) for pile in range(_PILES))
-
-
-def _distinct_in(blocks: PiledKeys, pile: int) -> bool:
-    keys = np.concatenate([keys[ends[pile] : ends[pile + 1]] for keys, ends in blocks])
-    return not len(keys) or (bool(keys.all()) and all_distinct(keys << np.uint64(_BITS)))
-
-
 # --- Digests of what a calibration depends on ---
 
 
-ROWS: Final = "rows:"
-"""The digest of a log in parts, whose rows have no order, begins with this."""
 AT_ONCE: Final = 1 << 16
 """The checksum of so many actions is made at once."""
 _ROWS_AT_ONCE: Final = 1 << 13
 
 
-def rows_digest(digits: int, arrays: Iterable[NDArray[Any] | None], ids: Strings | TextBytes | None) -> str:
-    """Return the digest of some rows.
-
-    Args:
-        digits: of the Primary scores.
-        arrays: offsets and then numbers per action; None where there are none.
-        ids: of the rows.
-    """
-    present = [values for values in arrays if values is not None]
-    digest = hashlib.sha256(f"score log 1;digits {digits};rows {len(present[0]) - 1}".encode())
-    for values in present:
-        digest.update(b";")
-        canonical = (values + 0).astype("<f8" if values.dtype.kind == "f" else "<i8", copy=False)  # -0.0 becomes 0.0
-        digest.update(canonical.data)
-    for piece in framed(ids) if ids is not None else ():
-        digest.update(piece)
-    return digest.hexdigest()
-
-
-def sum_of_hashes(digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: TextBytes | None) -> int:
+def sum_of_hashes(
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None
+) -> int:
     """Return the sum of the hashes of some rows, modulo 2^64.
 
     Args:
@@ -163,14 +112,15 @@ def sum_of_hashes(digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] 
 
 
 def _hash_sum(
-    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: TextBytes | None, start: int
+    digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None, start: int
 ) -> int:
     """Return the sum over some rows, few enough for the processor's cache."""
-    own = offsets[start : start + _ROWS_AT_ONCE + 1]
-    flat = slice(int(own[0]), int(own[-1]))
+    bounds = offsets[start : start + _ROWS_AT_ONCE + 1]
+    flat = slice(int(bounds[0]), int(bounds[-1]))
     numbers = [values[flat] for values in arrays if values is not None]
     texts = None if ids is None else ids[start : start + _ROWS_AT_ONCE]
-    return int(row_hashes(digits, own - own[0], numbers, texts).sum())
+    packed = texts if texts is None or isinstance(texts, TextBytes) else TextBytes.of(texts)
+    return int(row_hashes(digits, bounds - bounds[0], numbers, packed).sum())
 
 
 def checksum(arrays: Sequence[NDArray[Any]]) -> int:
@@ -189,6 +139,6 @@ def _sum_of_bits(arrays: Sequence[NDArray[Any]]) -> int:
     return int(total.sum())
 
 
-def rows_without_order(rows: int, total: int) -> str:
-    """Return the digest of rows without an order, given their number and the sum of their hashes."""
-    return ROWS + hashlib.sha256(f"{rows};{total % (1 << 64):x}".encode()).hexdigest()
+def log_digest(rows: int, total: int) -> str:
+    """Return the digest of a log, given the number of its rows and the sum of their hashes."""
+    return hashlib.sha256(f"{rows};{total % (1 << 64):x}".encode()).hexdigest()

@@ -1,13 +1,15 @@
 """Whether the rows of a log can stand for new queries: selected by their scores, repeated, or in clusters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Floats, Indices, Integers, sorted_gaps
+from conformal_arbitrage.core.rows import blocks
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -24,9 +26,23 @@ def has_sessions(log: ScoreLog) -> bool:
     return SESSION_TURNS in log.extra
 
 
-def refuse_unfit(log: ScoreLog) -> None:
-    """Refuse a log that is marked as selected by its scores."""
-    if UNFIT in log.extra:
+class ColumnTypes(Protocol):
+    """A log whose rows are not in memory, and the types of its columns."""
+
+    @property
+    def source(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """Type of each column."""
+        ...
+
+
+def refuse_unfit(log: ScoreLog | ColumnTypes) -> None:
+    """Refuse a log that says in its columns that its rows were selected by their scores."""
+    if UNFIT in (log.extra if isinstance(log, ScoreLog) else log.types):
         raise ScoreLogError(
             f"{log.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
             "audited rows only (arbitrage records export --score-log)"
@@ -48,28 +64,83 @@ class Repeats:
     def problems(self) -> list[str]:
         """Return what to do about repeats, in words."""
         what = {
-            "repeat the context of an earlier row": self.contexts,
-            "equal an earlier row in all but the id": self.rows,
+            ("repeats", "repeat", "the context of an earlier row"): self.contexts,
+            ("equals", "equal", "an earlier row in all but the id"): self.rows,
         }
         return [
-            f"{count} rows {which}: rows entered several times, or many of one conversation, are not exchangeable with new "
-            "ones; keep one of each, or declare them: --cluster COLUMN --max-cluster-size M"
+            f"{_rows_that(count, which)}: rows entered several times, or many of one conversation, are not exchangeable "
+            "with new ones; keep one of each, or declare them: --cluster COLUMN --max-cluster-size M"
             for which, count in what.items()
             if count
         ]
 
 
+def _rows_that(rows: int, words: tuple[str, str, str]) -> str:
+    """Return what so many rows do, given the verb for one, that for several, and the rest."""
+    one, several, rest = words
+    return f"1 row {one} {rest}" if rows == 1 else f"{rows} rows {several} {rest}"
+
+
 def repeats(log: ScoreLog) -> Repeats:
     """Count repeated contexts and rows.
 
-    Without contexts, rows of coarse scores coincide by themselves: equal rows then count only where scores have more than
-    three decimals, and most rows differ.
+    Without contexts, rows of coarse scores coincide by themselves, and so do some of finer ones: equal rows then count only
+    where scores have more than three decimals, most rows differ, and there are more equal ones than chance explains.
     """
     n = len(log)
     contexts = 0 if log.context is None else n - len(np.unique(log.context))
-    rows = n - len(np.unique(content_digests(log)))
-    trivial = log.context is None and (2 * rows >= n or (rows > 0 and _coarse(log.primary)))
+    digests = content_digests(log)
+    rows = n - len(np.unique(digests))
+    trivial = log.context is None and (
+        2 * rows >= n or (rows > 0 and (_coarse(log.primary) or _by_chance(log, digests)))
+    )
     return Repeats(contexts=contexts, rows=0 if trivial else rows)
+
+
+_NEIGHBOURS = 10
+_MOST_DECIMALS = 9
+
+
+def _by_chance(log: ScoreLog, digests: NDArray[np.uint64]) -> bool:
+    """Return whether so many equal rows are to be expected of independent ones: birthdays coincide.
+
+    Independent rows whose margins have a smooth density are twice as often one tick apart as the same, if they are alike
+    in all else. So pairs at 1 to 10 ticks tell how many equal pairs chance gives, and copies add nothing to those. Margins
+    of 0 and the largest one are left aside, where scores pile up.
+    """
+    top, margin = np.zeros(len(log), np.int64), np.full(len(log), np.inf)
+    for block in blocks(log.offsets):
+        gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+        top[block.rows] = order[0]
+        if len(gap) > 1:
+            margin[block.rows] = gap[1]
+    inner = np.isfinite(margin) & (margin > 0) & (margin < margin[np.isfinite(margin)].max(initial=0.0))
+    power = next((p for p in (10.0**d for d in range(_MOST_DECIMALS + 1)) if _are_whole(margin[inner] * p)), None)
+    pairs = _equal_pairs(digests[inner])
+    if power is None or not pairs:
+        return not pairs
+    ticks = np.rint(margin[inner] * power).astype(np.uint64)
+    place = np.arange(len(log.guardian), dtype=np.uint64) - np.repeat(log.offsets[:-1], log.sizes).astype(np.uint64)
+    alike = _mixed(np.add.reduceat(_mixed(_bits(log.guardian) ^ _mixed(place)), log.offsets[:-1]))
+    alike = _mixed(alike ^ top.astype(np.uint64))
+    alike = (alike if log.label is None else _mixed(alike ^ _mixed(log.label.astype(np.uint64))))[inner]
+    found, counts = np.unique(_mixed(alike ^ _mixed(ticks)), return_counts=True)
+    near = 0
+    for apart in range(1, _NEIGHBOURS + 1):
+        neighbour = _mixed(alike ^ _mixed(ticks + np.uint64(apart)))
+        at = np.minimum(np.searchsorted(found, neighbour), len(found) - 1)
+        near += int(counts[at][found[at] == neighbour].sum())
+    expected = near / _NEIGHBOURS / 2
+    return pairs <= expected + 4 * np.sqrt(expected)
+
+
+def _are_whole(values: Floats) -> bool:
+    return bool(np.all(np.abs(values - np.rint(values)) < 1e-4))
+
+
+def _equal_pairs(digests: NDArray[np.uint64]) -> int:
+    counts = np.unique(digests, return_counts=True)[1]
+    return int((counts * (counts - 1) // 2).sum())
 
 
 def _coarse(values: Floats) -> bool:
@@ -86,21 +157,6 @@ def content_digests(log: ScoreLog) -> NDArray[np.uint64]:
     if log.context is not None:
         digests = _mixed(digests ^ text_digests(log.context.tolist()))
     return digests if log.label is None else _mixed(digests ^ _mixed(log.label.astype(np.uint64)))
-
-
-def question_digests(log: ScoreLog) -> NDArray[np.uint64]:
-    """Return 64 bits per row that stand for its question, so that the same one is recognised under another Primary.
-
-    They cover id, context and Guardian scores; without id and context, the scores of both models.
-    """
-    if log.id is None and log.context is None:
-        return content_digests(log)
-    place = np.arange(len(log.guardian), dtype=np.uint64) - np.repeat(log.offsets[:-1], log.sizes).astype(np.uint64)
-    digests = _mixed(np.add.reduceat(_mixed(_bits(log.guardian) ^ _mixed(place)), log.offsets[:-1]))
-    for texts in (log.id, log.context):
-        if texts is not None:
-            digests = _mixed(digests ^ text_digests(texts.tolist()))
-    return digests
 
 
 def text_digests(texts: Iterable[str]) -> NDArray[np.uint64]:

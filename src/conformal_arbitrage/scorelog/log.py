@@ -23,7 +23,7 @@ from conformal_arbitrage.core.exact import (
 )
 from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import rows_digest
+from conformal_arbitrage.scorelog.digest import log_digest, sum_of_hashes
 from conformal_arbitrage.scorelog.tables import (
     Column,
     ColumnReader,
@@ -40,6 +40,8 @@ from conformal_arbitrage.scorelog.tables import (
 from conformal_arbitrage.types import Row
 
 USAGE = ("cost", "input_tokens", "output_tokens")
+LEVELS = {"very low": 0.1, "low": 0.3, "medium": 0.5, "moderate": 0.5, "high": 0.7, "very high": 0.9}
+_PERCENTAGE = re.compile(r"[0-9]+(\.[0-9]*)?\s*%")
 ROUTER_ACTIONS = ("guardian answer", "primary answer")
 Lists = tuple[Floats, Integers]
 """Flat values, and the length of each row's list (-1 for null)."""
@@ -86,6 +88,7 @@ class RawColumns:
     guardian_usage: Usage = Usage()
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     identities: Mapping[str, Any] | None = None
+    parents: tuple[str, ...] = ()
     first_row: int = 0
 
 
@@ -111,6 +114,7 @@ class ScoreLog:
         extra: further columns, one value per row, kept as they are.
         columns: the names under which Primary and Guardian stood.
         identities: the scorers that made the scores, by column; None if the log does not say.
+        parents: digests of the logs that its rows were taken from, as far as it says; see `lineage`.
         source: where the log came from, for messages.
     """
 
@@ -134,6 +138,7 @@ class ScoreLog:
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     columns: tuple[str, str] = ("primary", "guardian")
     identities: Mapping[str, Any] | None = None
+    parents: tuple[str, ...] = ()
     source: str = "arrays"
 
     @classmethod
@@ -209,6 +214,7 @@ class ScoreLog:
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
+        source: str = "arrays",
     ) -> "ScoreLog":
         """Build a score log from 2-D arrays or from lists of different lengths.
 
@@ -224,11 +230,12 @@ class ScoreLog:
             primary_usage: cost or tokens of asking the Primary, per row.
             guardian_usage: cost or tokens of asking the Guardian, per row.
             identities: the scorers that made the scores, by role.
+            source: where the scores came from, for messages.
         """
         p, p_sizes, single = flatten(primary, "primary")
         g, g_sizes = no_scores(len(p_sizes)) if guardian is None else flatten(guardian, "guardian")[:2]
         columns = RawColumns(
-            source="arrays",
+            source=source,
             columns=("primary", "guardian"),
             primary=(p, p_sizes),
             guardian=(g, g_sizes),
@@ -259,6 +266,7 @@ class ScoreLog:
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
+        source: str = "arrays",
     ) -> "ScoreLog":
         """Build a log in router form: two answers and a confidence that the Primary's may stand alone.
 
@@ -276,6 +284,7 @@ class ScoreLog:
             primary_usage: cost or tokens of the Primary, per row.
             guardian_usage: cost or tokens of the Guardian, per row.
             identities: the scorers that made the scores, by role.
+            source: where the scores came from, for messages.
         """
         s = grades(confidence, "confidence", high=LARGEST_SCORE)
         p = grades(primary_grade, "primary_grade", high=1)
@@ -297,32 +306,38 @@ class ScoreLog:
             primary_usage=primary_usage,
             guardian_usage=guardian_usage,
             identities=identities,
+            source=source,
         )
 
     @classmethod
-    def read_router(cls, path: str | Path, *, confidence: str, primary_grade: str, guardian_grade: str) -> "ScoreLog":
+    def read_router(
+        cls, path: str | Path, *, confidence: str, primary_grade: str, guardian_grade: str, id: str = "id"
+    ) -> "ScoreLog":
         """Read any table of router scores and grades as a log in router form; see `from_router`.
 
-        Columns `id`, `group`, `context`, `primary_cost` and `guardian_cost` are kept.
+        Columns `group`, `context`, `primary_cost` and `guardian_cost` are kept, too.
 
         Args:
             path: .parquet, .jsonl, .jsonl.gz or .csv.
-            confidence: the column with the router's score.
+            confidence: the column with the router's score; see `read_confidence` for what is converted.
             primary_grade: the column with the grade of the Primary's answer.
             guardian_grade: the column with the grade of the Guardian's answer.
+            id: the column that names each row; the default may be absent.
         """
         with Table(path) as table:
-            for name in (confidence, primary_grade, guardian_grade):
+            for name in (confidence, primary_grade, guardian_grade, *([] if id == "id" else [id])):
                 if name not in table.types:
                     raise ScoreLogError(f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}")
             graded = {name: _read_grades(table, name, high=1) for name in (primary_grade, guardian_grade)}
-            texts = {name: table.texts(name).tolist() for name in ("id", "group", "context") if name in table.types}
+            named = {"id": id, "group": "group", "context": "context"}
+            texts = {key: table.texts(name).tolist() for key, name in named.items() if name in table.types}
             return cls.from_router(
-                confidence=_read_grades(table, confidence, high=LARGEST_SCORE),
+                confidence=read_confidence(table, confidence)[0],
                 primary_grade=graded[primary_grade],
                 guardian_grade=graded[guardian_grade],
                 primary_usage=_read_cost(table, "primary"),
                 guardian_usage=_read_cost(table, "guardian"),
+                source=str(path),
                 **texts,
             )
 
@@ -453,9 +468,19 @@ class ScoreLog:
     def sha256(self) -> str:
         """Return a digest of all that a calibration depends on, not of file bytes.
 
-        It covers ids, sizes, scores and the binarised column.
+        It covers ids, sizes, scores and the binarised column of every row, and not their order: whoever computes it, in
+        memory, in parts or on other machines, has the same one.
         """
-        return rows_digest(self.score_digits, (self.offsets, self.primary, self.guardian, self.binary), self.id)
+        arrays = (self.primary, self.guardian, self.binary)
+        return log_digest(len(self), sum_of_hashes(self.score_digits, self.offsets, arrays, self.id))
+
+    def lineage(self) -> tuple[str, ...]:
+        """Return the digests of the logs that this one was taken from, and its own at last, binarised or not."""
+        return (*self.parents, replace(self, binary=None).sha256())
+
+    def taken_from(self, *lineage: str) -> "ScoreLog":
+        """Return the log as one whose rows were taken from a log of this lineage; a file of it says so."""
+        return replace(self, parents=lineage)
 
     def write(self, path: str | Path) -> None:
         """Write the log; the ending of the name says the format. Column names stay as they were read."""
@@ -493,6 +518,8 @@ class ScoreLog:
         usage = self.primary_usage.columns(primary) | self.guardian_usage.columns(guardian)
         known = {name: values for name, values in named.items() if values is not None} | usage
         metadata = {} if self.identities is None else {"identities": dict(self.identities)}
+        if self.parents:
+            metadata["parents"] = dict.fromkeys(self.parents, 1)
         if self.single:
             metadata["score_digits"] = dict.fromkeys(sorted(self.single), 6)
         scalars = [*known.items(), *self.extra.items()]
@@ -623,6 +650,7 @@ def read_columns(
         guardian_usage=_read_usage(table, roles[1]),
         extra=extra,
         identities=_noted(table, "identities"),
+        parents=tuple(_noted(table, "parents") or ()),
         first_row=table.first_row,
     )
 
@@ -829,10 +857,34 @@ def _read_cost(table: Table, role: str) -> Usage:
     return Usage(cost=table.scalars(name) if name in table.types else None)
 
 
+def read_confidence(table: Table, name: str) -> tuple[Floats, str | None]:
+    """Read a column of confidences, and say what it held if numbers of 0 or more had to be made of it.
+
+    Percentages ("87 %") become shares, words ("high") a number that only their order matters of, and a column without a
+    positive number is taken for log-probabilities.
+    """
+    if table.types[name] == "VARCHAR":
+        texts = [text.strip().lower() for text in table.texts(name).tolist()]
+        given = {text for text in texts if text}
+        if given and given <= LEVELS.keys():
+            return np.array([LEVELS.get(text, np.nan) for text in texts]), "words"
+        if given and all(_PERCENTAGE.fullmatch(text) for text in given):
+            # 87.3e-2 is the number that 87.3 % says; 87.3 / 100 may be its neighbour
+            return np.array([float(f"{text[:-1].strip()}e-2") if text else np.nan for text in texts]), "percentages"
+    values = table.scalars(name, truths=True)
+    if (values < 0).any() and not (values > 0).any():
+        return np.exp(values), "log-probabilities"
+    return _checked(table, name, values, high=LARGEST_SCORE), None
+
+
 def _read_grades(table: Table, name: str, *, high: float) -> Floats:
-    """Read a column of grades; an error names the file and the column as it is called there."""
+    return _checked(table, name, table.scalars(name, truths=True), high=high)
+
+
+def _checked(table: Table, name: str, values: Floats, *, high: float) -> Floats:
+    """Return a column of grades; an error names the file and the column as it is called there."""
     try:
-        return grades(table.scalars(name, truths=True), name, high=high)
+        return grades(values, name, high=high)
     except ScoreLogError as error:
         text = str(error)
         raise ScoreLogError(text if text.startswith(table.source) else f"{table.source}: {text}") from error
@@ -873,6 +925,7 @@ def check_columns(raw: RawColumns) -> ScoreLog:
         extra=raw.extra,
         columns=raw.columns,
         identities=raw.identities,
+        parents=raw.parents,
         source=raw.source,
     )
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Integers
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import rows_without_order, sum_of_hashes
+from conformal_arbitrage.scorelog.digest import log_digest, sum_of_hashes
 from conformal_arbitrage.scorelog.log import ScoreLog, join_logs
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,
@@ -28,9 +28,8 @@ from conformal_arbitrage.scorelog.tables import (
     TextBytes,
     as_document,
     connect,
-    connect_here,
-    keep_database,
     literal,
+    open_database,
     quoted,
     refuse_absent_column,
 )
@@ -81,10 +80,12 @@ def escaped(path: str) -> str:
     return re.sub(r"([\[*?])", r"[\1]", path)
 
 
-def register_storage(connection: "duckdb.DuckDBPyConnection", path: str) -> None:
-    """Let a connection open the URLs of a path's scheme."""
+def open_storage(path: str, threads: int | None = None) -> "duckdb.DuckDBPyConnection":
+    """Open a database that can read a path, and others of its scheme."""
+    database = open_database(threads)
     if scheme_of(path) is not None:
-        connection.register_filesystem(_dated(_storage(path)))
+        database.register_filesystem(_dated(_storage(path)))
+    return database
 
 
 def find_files(*sources: str) -> list[str]:
@@ -377,9 +378,8 @@ class PartTable(ColumnReader):
         super().__init__(
             path,
             hint="is the file complete, and has it changed since?",
-            connection=connect_here if scheme_of(path) is None else partial(connect, threads=1),
+            connection=partial(connect if scheme_of(path) is None else partial(open_storage, path), threads=1),
         )
-        register_storage(self._connection, path)
         names = part.file.types if columns is None else columns
         source = f"read_parquet({literal(escaped(path))}, hive_partitioning=false, file_row_number=true)"
         ends = [f"file_row_number >= {part.start}"] if part.start else []
@@ -536,15 +536,15 @@ class ScoreParts:
             of_files[part.file.path] += own
         return self._digest(of_files.values())
 
-    def digest_of(self, log: ScoreLog) -> str:
-        """Return the same, given all rows in memory."""
+    def refuse_copies(self, log: ScoreLog) -> None:
+        """Refuse files that are copies of each other, given all rows in memory."""
         arrays, of_files, first = (log.primary, log.guardian, log.binary), list[int](), 0
         for file in self.files:
             rows = slice(first, first + file.rows)
-            ids = None if log.id is None else TextBytes.of(log.id[rows])
+            ids = None if log.id is None else log.id[rows]
             of_files.append(sum_of_hashes(log.score_digits, log.offsets[rows.start : rows.stop + 1], arrays, ids))
             first = rows.stop
-        return self._digest(of_files)
+        self._digest(of_files)
 
     def _digest(self, of_files: Iterable[int]) -> str:
         seen, total = dict[tuple[int, int], PartFile](), 0
@@ -556,7 +556,7 @@ class ScoreParts:
                     f"{file.path} has the same {file.rows:,} rows as {other.path}, and they would count twice; leave the "
                     "copy out, or give rows a column `id` if they only look alike"
                 )
-        return rows_without_order(len(self), total)
+        return log_digest(len(self), total)
 
     def sample(self, rows: int, *, seed: int = 0) -> ScoreLog:
         """Return a uniform sample of the rows, drawn without replacement, in order; all of them if there are no more.
@@ -612,10 +612,10 @@ class FileList(ColumnReader):
 
     def __init__(self, paths: Sequence[str]) -> None:
         """Open files that are all of one storage."""
-        super().__init__(paths[0], hint="is every file complete and a Parquet file?")
+        super().__init__(
+            paths[0], hint="is every file complete and a Parquet file?", connection=partial(open_storage, paths[0])
+        )
         self._files, self._paths = paths, _listed(paths)
-        for scheme in {scheme_of(path): path for path in paths}.values():
-            register_storage(self._connection, scheme)
 
     def rows_of_files(self) -> dict[str, int]:
         """Return the number of rows of each file, from the footers."""
@@ -764,7 +764,7 @@ class Threads:
 
     def run(self, work: Callable[[ScorePart], _Result], parts: Sequence[ScorePart], /) -> Iterator[_Result]:
         """Yield the results as they come."""
-        with ThreadPoolExecutor(self.jobs, initializer=keep_database) as pool:
+        with ThreadPoolExecutor(self.jobs) as pool:
             yield from completed(pool, NamedWork(work), parts, 2 * self.jobs)
 
 
@@ -807,7 +807,7 @@ class Processes:
 
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.jobs, mp_context=context, initializer=keep_database)
+            self._pool = ProcessPoolExecutor(self.jobs, mp_context=context)
             finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         return self._pool
 

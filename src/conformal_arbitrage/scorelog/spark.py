@@ -25,7 +25,7 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import checksum, rows_without_order
+from conformal_arbitrage.scorelog.digest import checksum, log_digest
 from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog
 from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
 from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes
@@ -453,7 +453,7 @@ class SparkTable:
 
     def digest(self, sums: Iterable[tuple[ScorePart, int]]) -> str:
         """Return the digest of all rows, in whichever order, from the sums of each batch's hashes."""
-        return rows_without_order(len(self), sum(own for _, own in sums))
+        return log_digest(len(self), sum(own for _, own in sums))
 
     def gather(self, reason: str) -> NoReturn:
         """Refuse to put all rows together in memory."""

@@ -77,7 +77,7 @@ class TextBytes:
             array[start : start + len(block)] = block._few(words)
             if words is not None:
                 keys[start : start + len(block)] = _keys(words)
-        return array, bool(keys.all()) and all_distinct(keys)
+        return array, surely_distinct(keys)
 
     def hash_keys(self) -> Iterator[Keys]:
         """Yield a key for each text, some at a time.
@@ -97,6 +97,10 @@ class TextBytes:
     @classmethod
     def of(cls, texts: Strings) -> "TextBytes":
         """Return the bytes of some texts."""
+        rows = _ascii_rows(texts) if len(texts) else None
+        if rows is not None:
+            sizes = np.strings.str_len(texts)
+            return cls(rows[np.arange(rows.shape[1]) < sizes[:, None]], np.concatenate([[0], np.cumsum(sizes)]))
         each = [text.encode() for text in texts.tolist()]
         return cls(np.frombuffer(b"".join(each), np.uint8), np.cumsum([0, *map(len, each)]))
 
@@ -113,17 +117,6 @@ class TextBytes:
     def has_empty(self) -> bool:
         """Return whether any text is empty."""
         return bool((self.bounds[1:] == self.bounds[:-1]).any())
-
-    def framed(self) -> bytes:
-        """Return the texts, each after its length in four bytes."""
-        sizes = np.diff(self.bounds)
-        starts = self.bounds[:-1] - self.bounds[0] + 4 * np.arange(len(self))
-        whole = np.empty(len(self._own()) + 4 * len(self), np.uint8)
-        is_text = np.ones(len(whole), np.bool_)
-        _words_at(whole, "<u4")[starts] = sizes
-        _words_at(is_text, "<u4")[starts] = 0
-        whole[is_text] = self._own()
-        return whole.tobytes()
 
     def _own(self) -> NDArray[np.uint8]:
         return self.data[self.bounds[0] : self.bounds[-1]]
@@ -193,15 +186,9 @@ def all_distinct(keys: Keys) -> bool:
     return not ((keys[stayed[others]] == keys[others]).any() or (ordered[1:] == ordered[:-1]).any())
 
 
-def framed(texts: Strings | TextBytes) -> Iterator[bytes]:
-    """Yield texts in UTF-8, one after the other, each after its length in four bytes; some at a time."""
-    for start in range(0, len(texts), _AT_ONCE):
-        own = texts[start : start + _AT_ONCE]
-        if isinstance(own, TextBytes):
-            yield own.framed()
-        else:
-            rows = _ascii_rows(own)
-            yield _framed_strings(own.tolist()) if rows is None else _framed_rows(rows)
+def surely_distinct(keys: Keys) -> bool:
+    """Return whether all texts with these keys are surely distinct, and none is empty; see `TextBytes.hash_keys`."""
+    return bool(keys.all()) and all_distinct(keys)
 
 
 def _ascii_rows(texts: Strings) -> NDArray[np.uint8] | None:
@@ -215,18 +202,6 @@ def _ascii_rows(texts: Strings) -> NDArray[np.uint8] | None:
         return None
     same = packed.astype(texts.dtype) == texts  # a text that ends with zero bytes has lost them
     return packed.view(np.uint8).reshape(len(texts), -1) if same.all() else None
-
-
-def _framed_rows(rows: NDArray[np.uint8]) -> bytes:
-    sizes = np.strings.str_len(rows.view(f"S{rows.shape[1]}").ravel()).astype("<u4")
-    whole = np.concatenate([sizes.view(np.uint8).reshape(-1, 4), rows], axis=1)
-    ends = sizes.astype(np.uint16)[:, None] + np.uint16(4)
-    return whole[np.arange(whole.shape[1], dtype=np.uint16) < ends].tobytes()
-
-
-def _framed_strings(texts: Sequence[str]) -> bytes:
-    encoded = [text.encode() for text in texts]
-    return b"".join(piece for one in encoded for piece in (len(one).to_bytes(4, "little"), one))
 
 
 # --- Arrow into NumPy ---
@@ -462,15 +437,17 @@ _NUMBER_LIST = rf"\s*\[\s*({_NUMBER}\s*(,\s*{_NUMBER}\s*)*)?\]\s*"
 
 
 class _Thread(threading.local):
-    """What a thread keeps."""
+    """The databases that a thread keeps, by process and number of threads."""
 
-    database: "duckdb.DuckDBPyConnection | None" = None
+    def __init__(self) -> None:
+        self.databases: dict[tuple[int, int | None], duckdb.DuckDBPyConnection] = {}
 
 
 _THREAD = _Thread()
+_MANY_ROWS = 50_000
 
 
-def connect(threads: int | None = None) -> "duckdb.DuckDBPyConnection":
+def open_database(threads: int | None = None) -> "duckdb.DuckDBPyConnection":
     """Open a database in memory, which loads no extensions; by default it works on all cores."""
     import duckdb  # 100 ms that `--help` should not pay
 
@@ -478,24 +455,34 @@ def connect(threads: int | None = None) -> "duckdb.DuckDBPyConnection":
         "autoinstall_known_extensions": "false",
         "autoload_known_extensions": "false",
         "arrow_large_buffer_size": "true",
+        "enable_external_file_cache": "false",  # a file may change between two reads
     }
     if threads is not None:
         config["threads"] = threads
     return duckdb.connect(config=config)
 
 
-def keep_database() -> None:
-    """Let this thread, until it ends, open one database only: that takes as long as reading 100,000 rows."""
-    _THREAD.database = connect(threads=1)
+def connect(threads: int | None = None) -> "duckdb.DuckDBPyConnection":
+    """Return a connection to the database that this thread keeps: opening one takes as long as reading 100,000 rows.
+
+    What it creates has to be temporary, and other connections do not see it.
+    """
+    kept = _THREAD.databases
+    key = os.getpid(), threads  # a database does not survive a fork
+    if key not in kept:
+        kept[key] = open_database(threads)
+    return kept[key].cursor()
 
 
-def connect_here() -> "duckdb.DuckDBPyConnection":
-    """Return a connection that works in this thread only: to the database that it keeps, or to a new one."""
-    return connect(threads=1) if _THREAD.database is None else _THREAD.database.cursor()
+def disconnect(connection: "duckdb.DuckDBPyConnection", rows: int) -> None:
+    """Close a connection; after many rows also the database, which would keep the memory they took."""
+    connection.close()
+    if rows > _MANY_ROWS:
+        _THREAD.databases.pop((os.getpid(), None), None)
 
 
 class ColumnReader:
-    """A table named `source` in a DuckDB connection of its own, read column by column.
+    """A temporary table named `source` in a DuckDB connection of its own, read column by column.
 
     Subclasses load that table and then call `_describe`.
 
@@ -529,7 +516,7 @@ class ColumnReader:
 
     def close(self) -> None:
         """Release the table."""
-        self._connection.close()
+        disconnect(self._connection, self.rows)
 
     @property
     def single(self) -> frozenset[str]:
@@ -816,7 +803,7 @@ class Table(ColumnReader):
     def _open(self, form: str) -> None:
         name = literal(_no_glob(str(self.path)))
         if form == ".parquet":
-            self._run(f"create view source as select * from read_parquet({name}, hive_partitioning=false)")
+            self._run(f"create temp view source as select * from read_parquet({name}, hive_partitioning=false)")
         elif form == ".csv":
             self._open_csv(name)
         else:
@@ -840,12 +827,12 @@ class Table(ColumnReader):
         self._refuse_same(header)
         columns = ", ".join(f"{literal(column)}: 'varchar'" for column in header)
         self._run(
-            f"create table source as select * from read_csv({name}, auto_detect=false, columns={{{columns}}}, header=true, "
-            "delim=',', quote='\"', escape='\"', parallel=false, hive_partitioning=false)"
+            f"create temp table source as select * from read_csv({name}, auto_detect=false, columns={{{columns}}}, "
+            "header=true, delim=',', quote='\"', escape='\"', parallel=false, hive_partitioning=false)"
         )
 
     def _open_json(self, name: str) -> None:
-        self._run(f"create table raw as select json from read_ndjson_objects({name})")
+        self._run(f"create temp table raw as select json from read_ndjson_objects({name})")
         bad = self._query("select json_type(json) <> 'OBJECT' as bad from raw")["bad"]
         if bad.any():
             raise ScoreLogError(f"{self.path}: row {int(bad.argmax()) + 1} is not a JSON object; write one per line")
@@ -860,7 +847,7 @@ class Table(ColumnReader):
             f"(json ->> {literal(_pointer(k))})::{_json_type(k, str(types[f'k{i}'].tolist()[0]))} as {quoted(k)}"
             for i, k in enumerate(keys)
         ]
-        self._run(f"create table source as select {', '.join(columns) or 'json'} from raw")
+        self._run(f"create temp table source as select {', '.join(columns) or 'json'} from raw")
 
     def _metadata(self, form: str) -> str | bytes:
         """Return the text of the JSON document that goes with the table."""
@@ -887,7 +874,7 @@ def write_table(path: str | Path, table: TableColumns) -> None:
     same = table.first_repeated()
     if same is not None:
         raise OutputError(f"{target}: two columns are called '{same}' (case aside); rename one")
-    connection = duckdb.connect()
+    connection = connect()
     with replacing(target) as draft:
         try:
             rows = select_rows(connection, table, json_lists=form == ".csv")
@@ -895,7 +882,7 @@ def write_table(path: str | Path, table: TableColumns) -> None:
         except duckdb.Error as error:
             raise OutputError(f"{target}: cannot be written ({str(error).splitlines()[0]})") from error
         finally:
-            connection.close()
+            disconnect(connection, len(table.offsets))
     if form != ".parquet":
         _sidecar(target).unlink(missing_ok=True)
         if table.metadata:
@@ -1025,7 +1012,9 @@ class FrameTable(ColumnReader):
     def _load(self, frame: object) -> None:
         try:
             self._connection.register("frame", frame if _is_from("pandas", frame) else _ArrowSource(frame))
-            self._connection.execute("create table source as select * from frame")  # some streams are read only once
+            self._connection.execute(
+                "create temp table source as select * from frame"
+            )  # some streams are read only once
             self._connection.unregister("frame")
         except self._error as error:
             raise self._translated(error) from error
@@ -1122,10 +1111,8 @@ def _carried_document(frame: object) -> str | bytes:
 
 def arrow_stream(table: TableColumns, requested_schema: object = None) -> object:
     """Return a capsule with an ArrowArrayStream of the table; it has no metadata, which DuckDB does not set."""
-    import duckdb  # 100 ms that `--help` should not pay
-
     _check_names(table)
-    connection = duckdb.connect()
+    connection = open_database()
     return connection.sql(select_rows(connection, table)).__arrow_c_stream__(requested_schema)
 
 

@@ -8,7 +8,7 @@ from conformal_arbitrage.store.claims import Claim, Claimed, Reservation, SavedR
 from conformal_arbitrage.store.keys import KeyInfo, Scope
 from conformal_arbitrage.store.ledger import AuditRow, Ledger, LedgerKey, LedgerNews, LedgerRows, NewRow, Settlement
 from conformal_arbitrage.store.location import open_store
-from conformal_arbitrage.store.outbox import Audit, AuditBacklog, Delivery, DeliveryBacklog
+from conformal_arbitrage.store.outbox import Audit, AuditBacklog, Delivery, DeliveryBacklog, Subscriptions, WebhookEvent
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
 from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.record import (
@@ -31,7 +31,7 @@ from conformal_arbitrage.store.record import (
     TextQuestion,
     new_id,
 )
-from conformal_arbitrage.store.session import Store, Subscriptions, WebhookEvent
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 __all__ = [

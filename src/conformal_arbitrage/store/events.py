@@ -132,7 +132,7 @@ class PolicyTally(Struct, frozen=True, kw_only=True):
         cost: dollars of the decisions whose cost is known.
         unknown_cost: how many decisions have an unknown cost.
         guardian_calls, guardian_cost: answers of the Guardian to deferrals whose cost is known, and their dollars.
-        audit_calls, audit_cost: the same over decisions that the audit coin drew, whoever decided them.
+        audit_calls, audit_cost: the same over audits, for which the Guardian was asked in addition.
     """
 
     policy: str
@@ -284,7 +284,6 @@ def counts_of(decision: DecisionBody, decided_by: str, completions: Sequence[Com
     chose = decided_by if completion is None else completion.decided_by or decided_by
     costs = [leg.spent.cost for leg in whole.legs if leg.role == "guardian" and leg.error is None]
     known = [cost for cost in costs if cost is not None]
-    drawn = known if whole.audited else []
     return PolicyTally(
         policy="",
         version=0,
@@ -297,8 +296,6 @@ def counts_of(decision: DecisionBody, decided_by: str, completions: Sequence[Com
         unknown_cost=int(whole.cost is None),
         guardian_calls=len(known),
         guardian_cost=sum(known),
-        audit_calls=len(drawn),
-        audit_cost=sum(drawn),
     )
 
 

@@ -30,7 +30,7 @@ from conformal_arbitrage.store.record import (
 )
 from conformal_arbitrage.store.reviews import erase_reviews, sweep_reviews
 from conformal_arbitrage.store.session import CHUNK, LINK, Checkpoint, Job, Link, Session, Store, StoredLink, operation
-from conformal_arbitrage.types import DAY, Leg
+from conformal_arbitrage.types import DAY, Failure, Leg
 
 # --- Heads ---
 
@@ -115,6 +115,21 @@ def start_roster(session: Session) -> None:
 def _write_roster(session: Session, roster: Roster) -> None:
     document = msgspec.json.encode(roster).decode()
     session.run("insert into roster (document, seal) values (?, ?)", document, session.seals.sign("roster", document))
+
+
+@operation("read")
+def secret_fingerprint(session: Session) -> str | None:
+    """Return the fingerprint of the secret that the database was made with; None if it has none yet."""
+    return next((str(fingerprint) for (fingerprint,) in session.rows("select fingerprint from secret")), None)
+
+
+@operation("write")
+def note_secret(session: Session, fingerprint: str) -> str:
+    """Note the secret that the database is made with, once; return the one that is noted."""
+    session.run("update changes set count = count")  # one at a time, as for the roster
+    if session.rows("select 1 from secret") == []:
+        session.run("insert into secret (fingerprint) values (?)", fingerprint)
+    return str(session.rows("select fingerprint from secret")[0][0])
 
 
 async def seal(store: Store, *, everything: bool = False) -> None:
@@ -687,7 +702,7 @@ def _without_content(link: Link) -> EventBody:
 
 
 def _without_error(leg: Leg) -> Leg:
-    return leg if leg.error is None else replace(leg, error=_ERASED)
+    return leg if leg.error is None else replace(leg, error=Failure(_ERASED))
 
 
 def _erase_replays(session: Session, id: bytes) -> None:

@@ -264,12 +264,12 @@ def settle(session: Session, settlements: Sequence[Settlement]) -> None:
         [(known, changes)] = session.rows("select known, changes from ledgers where number = ?", number)
         count = _Counts(int(known), int(changes))
         columns = "id, due, loss, served, undelivered, known_order, known_at, change"
-        own = session.rows(
+        rows = session.rows(
             f"select {columns} from ledger where ledger = ? and id in ({placeholders(by_id)}) order by seq",
             number,
             *by_id,
         )
-        for id, *before in own:
+        for id, *before in rows:
             _settle_row(session, by_id[id], before, count)
         session.run("update ledgers set known = ?, changes = ? where number = ?", count.known, count.changes, number)
 

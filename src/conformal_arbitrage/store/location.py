@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformal_arbitrage.store.outbox import Subscriptions
 from conformal_arbitrage.store.postgres import PostgresStore
-from conformal_arbitrage.store.session import Store, Subscriptions
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.store.sqlite import SQLiteStore
 
 

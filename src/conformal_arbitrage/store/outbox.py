@@ -5,16 +5,16 @@ or when the lease of whoever holds it ends. The database's clock decides, so tha
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.ledger import NewRow, write_row
 from conformal_arbitrage.store.record import AuditQuestion, decode_question, encode_json, new_id
-from conformal_arbitrage.store.session import CHUNK, Session, WebhookEvent, operation
+from conformal_arbitrage.store.session import CHUNK, Session, operation
 from conformal_arbitrage.types import DAY
 
 # --- Audits ---
@@ -88,9 +88,9 @@ def take_audits(
     now = session.now()
     conditions, values = ["lease <= ?"], [now]
     if policies is not None:
-        own = ["(policy = ? and identities = ?)"] * len(policies)
+        each = ["(policy = ? and identities = ?)"] * len(policies)
         late = [] if overdue is None else ["queued <= ?"]
-        conditions.append(f"({' or '.join([*own, *late]) or 'false'})")
+        conditions.append(f"({' or '.join([*each, *late]) or 'false'})")
         values += [*chain.from_iterable(policies.items()), *([] if overdue is None else [now - overdue])]
     rows = session.rows(
         f"select id, policy, payload, identities, attempts, queued from audits where {' and '.join(conditions)} "
@@ -182,6 +182,21 @@ _LONGEST_WAIT = 2 * DAY
 """No delivery is due later than that from now: one that is was postponed before the database's clock was set back."""
 _DELIVERY = "id, endpoint, type, body, created"
 _OWN = "id = ? and endpoint = ? and done is null"
+
+
+WebhookEvent = Literal[
+    "alarm.raised",
+    "alarm.lifted",
+    "certificate.installed",
+    "certificate.renewed",
+    "certificate.rolled_back",
+    "review.waiting",
+    "review.decided",
+    "review.expired",
+]
+"""What a webhook can be told of."""
+Subscriptions = Mapping[str, Collection[WebhookEvent]]
+"""The names of webhooks, and what each is told of."""
 
 
 def announce(session: Session, event: WebhookEvent, data: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster
-from conformal_arbitrage.store.outbox import announce
+from conformal_arbitrage.store.outbox import WebhookEvent, announce
 from conformal_arbitrage.store.record import (
     AlarmBody,
     Event,
@@ -25,7 +25,7 @@ from conformal_arbitrage.store.record import (
     encode,
     encode_json,
 )
-from conformal_arbitrage.store.session import CHANGED, Session, WebhookEvent, operation
+from conformal_arbitrage.store.session import CHANGED, Session, operation
 from conformal_arbitrage.types import as_object
 
 
@@ -76,14 +76,14 @@ class Notices:
 
     def lifts(self, policy: str, version: int) -> int:
         """Return how often alarms of a version were lifted."""
-        own = (body.lifts for body in self._of(policy) if isinstance(body, LiftBody) and body.version == version)
-        return max(own, default=0)
+        lifts = (body.lifts for body in self._of(policy) if isinstance(body, LiftBody) and body.version == version)
+        return max(lifts, default=0)
 
     def standing(self, policy: str, version: int) -> AlarmBody | None:
         """Return the alarm of a version that was not lifted."""
         lifts = self.lifts(policy, version)
-        own = (alarm for alarm in self.alarms(policy) if (alarm.version, alarm.lifts) == (version, lifts))
-        return next(own, None)
+        alarms = (alarm for alarm in self.alarms(policy) if (alarm.version, alarm.lifts) == (version, lifts))
+        return next(alarms, None)
 
     def alarms(self, policy: str) -> list[AlarmBody]:
         """Return the alarms that were ever raised on a policy, oldest first."""
@@ -291,11 +291,11 @@ def raise_alarm(session: Session, policy: str, alarm: AlarmBody) -> bool:
     everywhere once a later one was installed for the same models.
     """
     versions = _locked_history(session, policy)
-    own = next((version for version in versions if version.version == alarm.version), None)
-    if own is None or own.alarm is not None or own.lifts != alarm.lifts:
+    alarmed = next((version for version in versions if version.version == alarm.version), None)
+    if alarmed is None or alarmed.alarm is not None or alarmed.lifts != alarm.lifts:
         return False
-    models = _models_of(own)
-    if any(later.version > own.version and _models_of(later) == models for later in versions):
+    models = _models_of(alarmed)
+    if any(later.version > alarmed.version and _models_of(later) == models for later in versions):
         return False
     _append_notice(session, policy, alarm)
     return True
@@ -309,10 +309,10 @@ def _models_of(version: PolicyVersion) -> object:
 def lift(session: Session, policy: str, *, reason: str, by: str, version: int | None = None) -> LiftBody | None:
     """Lift the alarm that stands on a version, the newest unless given, as an event of the chain; None if none does."""
     versions = _locked_history(session, policy)
-    own = next((known for known in versions if version in (None, known.version)), None)
-    if own is None or own.alarm is None:
+    chosen = next((known for known in versions if version in (None, known.version)), None)
+    if chosen is None or chosen.alarm is None:
         return None
-    lifted = LiftBody(version=own.version, lifts=own.lifts + 1, reason=reason, by=by)
+    lifted = LiftBody(version=chosen.version, lifts=chosen.lifts + 1, reason=reason, by=by)
     _append_notice(session, policy, lifted)
     return lifted
 

@@ -22,6 +22,7 @@ from msgspec import Struct
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
 from conformal_arbitrage.store.events import Commit
 from conformal_arbitrage.store.integrity import seal
+from conformal_arbitrage.store.outbox import Subscriptions
 from conformal_arbitrage.store.schema import MIGRATIONS, check_schema, migrate
 from conformal_arbitrage.store.session import (
     BAD_VALUE,
@@ -38,7 +39,6 @@ from conformal_arbitrage.store.session import (
     SingleQuery,
     Store,
     StoreSchema,
-    Subscriptions,
     bad_value,
     with_placeholders,
 )

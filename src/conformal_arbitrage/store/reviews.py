@@ -18,11 +18,11 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.monitoring.people import ReviewRule, SecondOpinion, count_votes
+from conformal_arbitrage.monitoring.votes import ReviewRule, SecondOpinion, count_votes
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.claims import Claim
 from conformal_arbitrage.store.ledger import note_news
-from conformal_arbitrage.store.outbox import announce
+from conformal_arbitrage.store.outbox import WebhookEvent, announce
 from conformal_arbitrage.store.pages import event_writers
 from conformal_arbitrage.store.record import (
     DecisionRecord,
@@ -38,7 +38,7 @@ from conformal_arbitrage.store.record import (
     is_plain,
     new_id,
 )
-from conformal_arbitrage.store.session import Session, SingleQuery, WebhookEvent, operation, placeholders, prepared
+from conformal_arbitrage.store.session import Session, SingleQuery, operation, placeholders, prepared
 from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.store")
@@ -1129,12 +1129,12 @@ def grading_news(session: Session, policy: str, *, limit: int = 50) -> GradingNe
             *(writer, seen.get(writer, 0), left),
         )
         left -= len(events)
-        own = _decisions_of(session, policy, [id for _, id in events if id is not None])
+        decisions = _decisions_of(session, policy, [id for _, id in events if id is not None])
         for seq, id in events:
             if len(ids) >= limit:
                 break
             read[writer] = int(seq)
-            if id in own:
+            if id in decisions:
                 ids[id] = None
         if left <= 0 or len(ids) >= limit:
             break

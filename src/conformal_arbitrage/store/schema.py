@@ -42,6 +42,9 @@ create table heads (
 -- One row: the names of all writers and the newest version of every policy, signed.
 create table roster (document {text} not null, seal {text} not null);
 
+-- One row: the fingerprint of the secret that the database was made with.
+create table secret (fingerprint {text} not null);
+
 -- One row: `count` grows with every installation, and with every key created or revoked.
 create table changes (count {integer} not null, undelivered_until {real} not null);
 insert into changes (count, undelivered_until) values (0, 0);

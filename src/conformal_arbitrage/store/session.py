@@ -15,13 +15,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from itertools import chain
-from typing import Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.record import Event
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.store.outbox import Subscriptions
 
 # --- Dialects ---
 
@@ -233,20 +236,6 @@ def _signature(key: bytes, kind: str, values: Sequence[object]) -> str:
 
 # --- Sessions ---
 
-WebhookEvent = Literal[
-    "alarm.raised",
-    "alarm.lifted",
-    "certificate.installed",
-    "certificate.renewed",
-    "certificate.rolled_back",
-    "review.waiting",
-    "review.decided",
-    "review.expired",
-]
-"""What a webhook can be told of."""
-Subscriptions = Mapping[str, Collection[WebhookEvent]]
-"""The names of webhooks, and what each is told of."""
-
 
 class Session:
     """A connection, its dialect, the keys that sign what is stored and, if it writes, its chain of events.
@@ -257,7 +246,7 @@ class Session:
     """
 
     def __init__(
-        self, connection: Connection, dialect: Dialect, seals: Seals, webhooks: Subscriptions | None = None
+        self, connection: Connection, dialect: Dialect, seals: Seals, webhooks: "Subscriptions | None" = None
     ) -> None:
         self.dialect = dialect
         self.seals = seals
@@ -429,7 +418,7 @@ class Store(ABC):
 
     schema: StoreSchema
 
-    def __init__(self, keys: Sequence[bytes], webhooks: Subscriptions | None) -> None:
+    def __init__(self, keys: Sequence[bytes], webhooks: "Subscriptions | None") -> None:
         self.seals = Seals(keys)
         self.has_undelivered = False
         self._webhooks = webhooks

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from conformal_arbitrage.errors import DamagedError, LostClaimError, StoreError
 from conformal_arbitrage.store.events import Commit
 from conformal_arbitrage.store.integrity import seal
+from conformal_arbitrage.store.outbox import Subscriptions
 from conformal_arbitrage.store.schema import check_schema, migrate
 from conformal_arbitrage.store.session import (
     BAD_VALUE,
@@ -33,7 +34,6 @@ from conformal_arbitrage.store.session import (
     Session,
     Store,
     StoreSchema,
-    Subscriptions,
     bad_value,
 )
 

@@ -4,17 +4,17 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from starlette.responses import Response
 
+from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.errors import RequestError, StoreError
 from conformal_arbitrage.gateway.api import WebhookTests
 from conformal_arbitrage.gateway.auth import new_key
 from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, redirect
 from conformal_arbitrage.gateway.jobs import Background
-from conformal_arbitrage.gateway.people import ReviewQueue
+from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.webhook import WebhookAttempt
 from conformal_arbitrage.models.wrappers import Breaker
@@ -56,7 +56,7 @@ class KeysPage:
     async def create(self, visit: Visit) -> Response:
         """POST /console/keys: make a key, and show it this once."""
         label, days = visit.form.get("label", "").strip(), visit.form.get("days", "").strip()
-        scope: Scope | None = next((one for one in _SCOPES if one == visit.form.get("scope")), None)
+        scope: Scope | None = next((known for known in _SCOPES if known == visit.form.get("scope")), None)
         if scope is None or not 0 < len(label) <= _LONGEST_LABEL:
             raise RequestError(
                 f"A key needs a scope, and a label of 1 to {_LONGEST_LABEL} characters that says whose it is.",
@@ -100,7 +100,7 @@ class KeysPage:
     async def _page(self, visit: Visit, made: str | None = None) -> Response:
         keys = list(reversed(await self._store.run(stored_keys.list_all)))
         return self._pages.page(
-            "keys.html", visit, keys=[(one, self._teams(one.label)) for one in keys], made=made, scopes=_SCOPES,
+            "keys.html", visit, keys=[(key, self._teams(key.label)) for key in keys], made=made, scopes=_SCOPES,
             names=list(self._config.policies), now=time.time(),
         )  # fmt: skip
 
@@ -187,8 +187,8 @@ class HealthPage:
     async def _teams(self, visitor: Visitor) -> list[TeamBacklog]:
         """Return the teams with something before them; reviewers see their own."""
         people = self._queue.people()
-        own = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
-        return [one for one in await self._store.run(reviews.backlogs, own) if one.open]
+        visible = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
+        return [backlog for backlog in await self._store.run(reviews.backlogs, visible) if backlog.open]
 
     def without_store(self, visit: Visit, error: StoreError) -> Response:
         """Show what is known without the store; what it said itself is for those who are signed in."""
@@ -204,7 +204,7 @@ class HealthPage:
         return self._pages.page(
             "health.html", visit, status=200 if error is None else 503, error=error, known=known,
             upstreams=sorted({breaker.origin for breaker in self._breakers}) if known else [],
-            resting=resting, problems=problems, schema=len(MIGRATIONS), version=version("conformal-arbitrage"),
+            resting=resting, problems=problems, schema=len(MIGRATIONS), version=package_version(),
             started=self._started, database=_kind(self._config.gateway.database), **values,
         )  # fmt: skip
 
@@ -215,5 +215,5 @@ def _kind(database: str) -> str:
 
 def _lines(names: Iterable[str], backlogs: Sequence[DeliveryBacklog]) -> list[tuple[str, DeliveryBacklog | None]]:
     """Return every webhook with what waits for it."""
-    waiting = {one.endpoint: one for one in backlogs}
+    waiting = {backlog.endpoint: backlog for backlog in backlogs}
     return [(name, waiting.get(name)) for name in names]

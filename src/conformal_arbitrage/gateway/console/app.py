@@ -26,7 +26,7 @@ from conformal_arbitrage.gateway.console.render import (
     sentence,
 )
 from conformal_arbitrage.gateway.console.review import ReviewPage
-from conformal_arbitrage.gateway.http import AccessLog, Exchange, Refresher, failure_of
+from conformal_arbitrage.gateway.http import POLLED, AccessLog, Exchange, Refresher, error_reply
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.session import Store
 
@@ -70,7 +70,7 @@ def console_routes(gateway: "Gateway") -> list[Route]:
         ("POST", "/console/keys/revoke", "admin", keys.revoke),
         ("GET", "/console/health", "review", health.health),
         ("POST", "/console/webhooks/{name}/test", "admin", health.test_webhook),
-        ("GET", "/console/changes", "review", _changes_of(store)),
+        ("GET", POLLED, "review", _changes_of(store)),
         ("GET", "/console/sign-in", None, signing.form),
         ("POST", "/console/sign-in", None, signing.sign_in),
         ("POST", "/console/sign-out", "review", signing.sign_out),
@@ -161,7 +161,7 @@ class ConsoleEndpoint:
             _log.error("%s: %s", type(error).__name__, error)
             words = "The gateway cannot reach its database, so there is nothing to show. The health page says more."
             return self._pages.page("error.html", visit, status=503, title="The database is unreachable", message=words)
-        status = failure_of(error).status
+        status = error_reply(error).status
         unknown = "The page could not be made; the log has the reason."
         message = sentence(str(error) if isinstance(error, RequestError) else unknown)
         title = _TITLES.get(status, "That did not work")
@@ -205,7 +205,7 @@ _REASONS = {
 
 
 def _changes_of(store: Store) -> ConsoleHandler:
-    """Answer GET /console/changes: how far things have come, which open pages ask for every two seconds."""
+    """Answer GET /console/changes: how far things have come since a page was shown."""
 
     async def answer(visit: Visit) -> Response:
         return Response(await changes(store, visit), media_type="text/plain")

@@ -113,10 +113,10 @@ class DecisionsPage:
         older = wanted.link(before=before) if before else None
         hidden = await self._hidden(shown)
         if wanted.who or wanted.mark:  # which would tell what is withheld
-            shown = [one for one in shown if one.id not in hidden]
+            shown = [record for record in shown if record.id not in hidden]
         names = [name for name in self._policies if visit.who.sees(name)]
         return self._pages.page(
-            "decisions.html", visit, records=[(asked_at(one), one) for one in shown], wanted=wanted, older=older,
+            "decisions.html", visit, records=[(asked_at(record), record) for record in shown], wanted=wanted, older=older,
             names=names, who=_WHO, marks=_MARKS, hidden=hidden, bound=visit.who.policies is not None,
         )  # fmt: skip
 
@@ -308,7 +308,7 @@ def option_names(record: DecisionRecord) -> list[str]:
     """Return the options of a menu: their texts if the record keeps them, else their numbers."""
     content, size = record.decision.content, record.decision.size
     if content is not None and isinstance(content.actions, tuple):
-        return [one if len(one) <= _LONGEST_NAME else f"{one[: _LONGEST_NAME - 1]}…" for one in content.actions]
+        return [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in content.actions]
     return [f"Option {k + 1}" for k in range(size)]
 
 
@@ -379,7 +379,7 @@ def _question(record: DecisionRecord) -> str | None:
 def _messages(messages: object) -> str | None:
     """Return chat messages as text; nothing but a list of messages is shown."""
     try:
-        return "\n\n".join(_message(one) for one in msgspec.convert(messages, list[dict[str, Any]]))
+        return "\n\n".join(_message(message) for message in msgspec.convert(messages, list[dict[str, Any]]))
     except msgspec.ValidationError:
         return None
 

@@ -37,12 +37,13 @@ from conformal_arbitrage.gateway.console.render import (
     redirect,
     visited_policy,
 )
-from conformal_arbitrage.gateway.jobs import Renewer
-from conformal_arbitrage.gateway.people import ReviewQueue
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
+from conformal_arbitrage.gateway.renewer import Renewer
+from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.live.monitor import ServedFigure, voided
+from conformal_arbitrage.live.report import Savings
+from conformal_arbitrage.live.service import ServedFigure, voided
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.monitor import LedgerCourse, Standing
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
@@ -181,7 +182,9 @@ class Courses:
         if watched is None or group not in watched.lines:
             return None
         key = with_fields(watched.key, group=group)
-        ledger = next((one for one in await self._store.run(stored_ledger.ledgers, live.name) if one.key == key), None)
+        ledger = next(
+            (ledger for ledger in await self._store.run(stored_ledger.ledgers, live.name) if ledger.key == key), None
+        )
         if ledger is None:
             return None
         cached = self._kept.get(live.name)
@@ -214,7 +217,7 @@ class Courses:
         figures = await asyncio.to_thread(course.figures)
         points = [
             LossPoint(time=time, audits=int(audits), mean=bound * mean, lower=bound * lower, upper=bound * upper)
-            for time, audits, mean, lower, upper in zip(times, *(one.tolist() for one in figures), strict=True)
+            for time, audits, mean, lower, upper in zip(times, *(figure.tolist() for figure in figures), strict=True)
             if audits >= _FEWEST_DRAWN
         ]
         red = None if lines.red is None or lines.red == lines.alpha else bound * lines.red
@@ -226,19 +229,6 @@ class Courses:
 
 DAYS = 30
 _TABLE_ROWS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What a policy saved against always asking the Guardian.
-
-    Attributes:
-        dollars: None if it is unknown.
-        basis: what the Guardian's mean cost is over, or why nothing is known.
-    """
-
-    dollars: float | None
-    basis: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +249,7 @@ class PolicyCard:
     guardian: str
     course: DrawnCourse | None
     tally: PolicyTally
-    saved: Saved
+    saved: Savings
     waiting: TeamBacklog | None
     rows: int | None
     rows_needed: int | None
@@ -361,38 +351,28 @@ def guardian_name(live: LivePolicy) -> str:
 def summed(tallies: Sequence[PolicyTally]) -> dict[str, PolicyTally]:
     """Return the counts of each policy, over all of its versions."""
     sums: dict[str, PolicyTally] = {}
-    for one in tallies:
-        so_far = sums.get(one.policy, PolicyTally(policy=one.policy, version=0))
+    for tally in tallies:
+        so_far = sums.get(tally.policy, PolicyTally(policy=tally.policy, version=0))
         names = PolicyTally.__struct_fields__[2:]
-        added = {name: getattr(so_far, name) + getattr(one, name) for name in names}
-        sums[one.policy] = msgspec.structs.replace(so_far, version=one.version, **added)
+        added = {name: getattr(so_far, name) + getattr(tally, name) for name in names}
+        sums[tally.policy] = msgspec.structs.replace(so_far, version=tally.version, **added)
     return sums
 
 
-def saved(tally: PolicyTally) -> Saved:
-    """Return what was saved: the decisions with a known cost, times the Guardian's mean cost, less what was spent."""
-    priced, mean = tally.decisions - tally.unknown_cost, guardian_cost(tally)
-    if mean is None or not priced:
-        return Saved(dollars=None, basis="no answer of the Guardian has a known cost yet")
-    each, basis = mean
-    return Saved(
-        dollars=priced * each - tally.cost,
-        basis=f"against always asking the Guardian, at its mean cost over {basis}",
+def saved(tally: PolicyTally) -> Savings:
+    """Return what was saved, as the report says it."""
+    return Savings.of(
+        priced=tally.decisions - tally.unknown_cost,
+        spent=tally.cost + tally.audit_cost,
+        calls=tally.guardian_calls + tally.audit_calls,
+        calls_cost=tally.guardian_cost + tally.audit_cost,
     )
 
 
-def guardian_cost(tally: PolicyTally) -> tuple[float, str] | None:
-    """Return what an answer of the Guardian costs on average, and over what; None if that is unknown.
-
-    Audits come first: deferred questions are the harder ones.
-    """
-    for calls, cost, of in (
-        (tally.audit_calls, tally.audit_cost, "audit"),
-        (tally.guardian_calls, tally.guardian_cost, "deferral"),
-    ):
-        if calls:
-            return cost / calls, count_text(calls, of)
-    return None
+def guardian_cost(tally: PolicyTally) -> float | None:
+    """Return what an answer of the Guardian costs on average; None if that is unknown."""
+    calls = tally.guardian_calls + tally.audit_calls
+    return (tally.guardian_cost + tally.audit_cost) / calls if calls else None
 
 
 def drawn(course: LossCourse) -> DrawnCourse:
@@ -410,8 +390,8 @@ def drawn(course: LossCourse) -> DrawnCourse:
     step = max(1, len(points) // _TABLE_ROWS)
     chosen = [*points[::-1][::step]]
     table = [
-        (moment(one.time), f"{one.audits:,}", loss_text(one.mean), loss_text(one.lower), loss_text(one.upper))
-        for one in chosen
+        (moment(point.time), f"{point.audits:,}", loss_text(point.mean), loss_text(point.lower), loss_text(point.upper))
+        for point in chosen
     ]
     return DrawnCourse(chart=loss_chart(course), points=words, table=table)
 
@@ -454,7 +434,7 @@ class ShownFrontier:
     @property
     def points(self) -> list[tuple[float, str]]:
         """The stops as a cursor takes them: where, and what it says there."""
-        return [(round(one.point.share, 4), one.words) for one in self.budgets]
+        return [(round(budget.point.share, 4), budget.words) for budget in self.budgets]
 
 
 class Frontiers:
@@ -552,7 +532,7 @@ def _month(live: LivePolicy, share: float, tally: PolicyTally) -> float | None:
         return None
     primary = max(tally.cost - tally.guardian_cost, 0.0) / priced
     asked = share + live.settings.audit_rate * (1 - share)
-    return tally.decisions * (primary + asked * each[0])
+    return tally.decisions * (primary + asked * each)
 
 
 def _number(text: str, most: float) -> float | None:
@@ -726,7 +706,7 @@ def _earlier(history: list[ShownVersion]) -> ShownVersion | None:
     if not history:
         return None
     wanted = history[0].version.origin - 1
-    return next((one for one in history if one.version.version == wanted), None)
+    return next((entry for entry in history if entry.version.version == wanted), None)
 
 
 def _document(text: str) -> JSONObject:

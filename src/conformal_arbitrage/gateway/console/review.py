@@ -15,8 +15,8 @@ from starlette.responses import Response
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, changes, sentence
-from conformal_arbitrage.gateway.people import Assignment, Reviewer, ReviewQueue, Vote, own_figures, team_figures
 from conformal_arbitrage.gateway.policies import PolicyTable
+from conformal_arbitrage.gateway.review_queue import Assignment, Reviewer, ReviewQueue, Vote, own_figures, team_figures
 from conformal_arbitrage.store import reviews
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY

@@ -13,9 +13,9 @@ from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.errors import ArbitrageError, DeadlineError, RequestError, StoreError, UpstreamError
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Caller
 from conformal_arbitrage.live.config import TeamConfig
-from conformal_arbitrage.live.people import ReviewTerms
+from conformal_arbitrage.live.reviewers import ReviewTerms
 from conformal_arbitrage.models.port import Identity, Scores, fingerprint
-from conformal_arbitrage.monitoring.people import (
+from conformal_arbitrage.monitoring.votes import (
     GRADE_PAIRS,
     GRADE_SCALE,
     GRADES,
@@ -355,12 +355,12 @@ class ReviewQueue:
         return None if held is None else self._assignment(held)
 
     def _assignment(self, held: HeldReview) -> Assignment:
-        own = held.question.instructions
+        given = held.question.instructions
         return Assignment(
             kind=held.question.kind,
             token=held.token,
             policy=held.policy,
-            instructions=self.instructions.get(held.policy, "") if own is None else own,
+            instructions=self.instructions.get(held.policy, "") if given is None else given,
             context=str(held.question.context),
             options=held.question.options,
             lease=held.lease,
@@ -633,14 +633,14 @@ async def team_figures(store: Store, queue: ReviewQueue, *, blind: bool) -> list
     cast, pairs = await store.run(reviews.cast_votes), await store.run(reviews.second_opinions)
     figures: list[TeamFigures] = []
     for backlog in backlogs:
-        own = [vote for vote in cast if vote.team == backlog.team]
+        votes = [vote for vote in cast if vote.team == backlog.team]
         opinions = [opinion for team, opinion in pairs if team == backlog.team]
         alike = agreement_by_person(opinions)
         people = [
-            _person(name, [vote for vote in own if vote.reviewer == name], alike.get(name))
-            for name in sorted({vote.reviewer for vote in own})
+            _person(name, [vote for vote in votes if vote.reviewer == name], alike.get(name))
+            for name in sorted({vote.reviewer for vote in votes})
         ]
-        everyone = _person("", own, None)
+        everyone = _person("", votes, None)
         figures.append(
             TeamFigures(
                 backlog=backlog,
@@ -659,7 +659,7 @@ async def team_figures(store: Store, queue: ReviewQueue, *, blind: bool) -> list
 
 def own_figures(team: TeamFigures, name: str) -> TeamFigures:
     """Return the figures of a team without those of a person's colleagues."""
-    return replace_fields(team, reviewers=tuple(one for one in team.reviewers if one.reviewer == name))
+    return replace_fields(team, reviewers=tuple(figures for figures in team.reviewers if figures.reviewer == name))
 
 
 def _person(name: str, cast: Sequence[CastVote], alike: tuple[int, float] | None) -> ReviewerFigures:

@@ -10,9 +10,9 @@ loss falls. After an alarm only rows that came after it count.
 from dataclasses import dataclass, replace
 
 from conformal_arbitrage.calibration.certificate import Certificate, document_sha256
-from conformal_arbitrage.calibration.forms import Ancestry, CalibratedThreshold, Step
 from conformal_arbitrage.calibration.options import refuse_combination, threshold_rank
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
+from conformal_arbitrage.calibration.promises import Ancestry, CalibratedThreshold, Step
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.errors import OptionError
 

@@ -338,6 +338,22 @@ class Evidence(_Part, frozen=True, kw_only=True):
     margin_quantiles: str | None = None
 
 
+class CertifiedPart(_Part, frozen=True, kw_only=True):
+    """Which part of a log a certificate was made from: what a random split left over from choosing options.
+
+    Attributes:
+        rows: of the whole log.
+        share: of them that options were chosen on.
+        seed: of the split.
+        sample: rows that were drawn from a log in parts before the split; None if all were used.
+    """
+
+    rows: int
+    share: float
+    seed: int
+    sample: int | None = None
+
+
 class Provenance(_Part, frozen=True, kw_only=True):
     """Who made a certificate, and with which models.
 
@@ -346,12 +362,14 @@ class Provenance(_Part, frozen=True, kw_only=True):
         version: the version of this package.
         created: time of creation, in UTC.
         key_sha256: digest of the key behind the draws.
+        part: the part of a log that it was made from; None for all rows of a log.
     """
 
     identities: dict[str, Any] | Literal["unbound"]
     version: str
     created: str
     key_sha256: str | None = None
+    part: CertifiedPart | None = None
 
 
 Step = Literal["scheduled", "tightened", "after red", "after looking"]

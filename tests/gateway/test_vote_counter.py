@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from conformal_arbitrage.gateway import people
-from conformal_arbitrage.gateway.people import ReviewQueue, VoteCounter
+from conformal_arbitrage.gateway import review_queue
+from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter
 from conformal_arbitrage.live.config import TeamConfig
 from conformal_arbitrage.store import claims, events, pages, reviews
 from tests.store.facts import decision
@@ -259,7 +259,7 @@ def test_a_vote_cast_before_the_deadline_counts_though_it_could_still_be_taken_b
 
 
 def test_requests_that_cannot_be_completed_do_not_keep_others_waiting(loop, monkeypatch):
-    monkeypatch.setattr(people, "_AT_ONCE", 1)
+    monkeypatch.setattr(review_queue, "_AT_ONCE", 1)
 
     async def story():
         for key in ("lost", "good"):  # the oldest first

@@ -13,11 +13,10 @@ import msgspec
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_pair, read_quantiles
-from conformal_arbitrage.calibration.forms import Net, PerSession
 from conformal_arbitrage.calibration.options import refusal, refuse_combination
+from conformal_arbitrage.calibration.promises import Net, PerSession
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
-from conformal_arbitrage.evaluation.show import DrawnLedger, DrawnMoment
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.monitoring.guard import Guard, guarded_threshold
 from conformal_arbitrage.monitoring.limits import Limits
@@ -32,7 +31,7 @@ from conformal_arbitrage.monitoring.lines import (
     ledger_names,
     next_range,
 )
-from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, LedgerRow, Monitor, Standing, ledger_history
+from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, LedgerRow, Monitor, Standing
 from conformal_arbitrage.store import ledger as stored_ledger
 from conformal_arbitrage.store import policies
 from conformal_arbitrage.store.ledger import AuditRow, LedgerKey, LedgerRows
@@ -743,6 +742,9 @@ def _certified(
     certificate = None
     try:
         certificate = read_pair(version.certificate)
+        ungradable = settings.ungradable("text" if certificate.evidence.router else "menu")
+        if ungradable is not None:
+            return certificate, {}, ungradable
         return certificate, lines_of(certificate, settings.alarm_line), None
     except (CertificateError, OptionError) as error:
         return certificate, {}, str(error)
@@ -753,35 +755,3 @@ def date_of(seconds: float) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
-
-
-def drawn_ledgers(history: PolicyHistory, now: float, *, group: str = "") -> list[DrawnLedger]:
-    """Return the ledgers of a policy, or of one of its groups, to draw, by days since 1970; empty ones are left out."""
-    drawn: list[DrawnLedger] = []
-    starts = sorted(one.x for one in drawn_moments(history) if one.kind != "red")
-    for ledger in history.ledgers:
-        if ledger.lines is None or not len(ledger.rows) or ledger.key.group != group:
-            continue
-        past = ledger.rows.due <= now
-        unknown = np.isnan(ledger.rows.loss)
-        points = ledger_history(ledger.lines, ledger.rows.loss, (unknown & past).astype(np.float64))
-        days = ledger.rows.drawn / DAY
-        ended = min([one for one in starts if one > days[-1]], default=now / DAY)
-        bound = 1.0 if ledger.certificate is None else ledger.certificate.loss_bound
-        drawn.append(
-            DrawnLedger(x=days[points.audits - 1], start=float(days[0]), stop=ended, history=points, bound=bound)
-        )
-    return drawn
-
-
-def drawn_moments(history: PolicyHistory) -> list[DrawnMoment]:
-    """Return installations, alarms and lifts of a policy to mark, in order."""
-    moments = [
-        DrawnMoment(kind="installed", x=version.installed / DAY, text=f"version {version.version}")
-        for version in history.versions
-    ]
-    for notice in history.notices:
-        kind = "red" if isinstance(notice.body, AlarmBody) else "lifted"
-        text = f"red: {notice.body.cause}" if isinstance(notice.body, AlarmBody) else "lifted"
-        moments.append(DrawnMoment(kind=kind, x=(notice.body.at or 0.0) / DAY, text=text))
-    return sorted(moments, key=lambda moment: moment.x)

@@ -12,7 +12,7 @@ from conformal_arbitrage.live.config import Config, ReviewConfig, TeamConfig
 from conformal_arbitrage.models.others import HumanConfig
 from conformal_arbitrage.models.port import Identity, fingerprint
 from conformal_arbitrage.models.rendering import content_order
-from conformal_arbitrage.monitoring.people import GRADE_PAIRS, GRADE_SCALE, PanelRule
+from conformal_arbitrage.monitoring.votes import GRADE_PAIRS, GRADE_SCALE, PanelRule
 from conformal_arbitrage.store.reviews import ReviewQuestion
 from conformal_arbitrage.types import Query
 
