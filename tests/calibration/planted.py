@@ -15,7 +15,7 @@ import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
 from conformal_arbitrage.calibration import verify as verify_module
-from conformal_arbitrage.calibration.survey import Measure, PartsSurvey
+from conformal_arbitrage.calibration.calibrate import Measure, PartsSurvey
 from conformal_arbitrage.core import walk
 from conformal_arbitrage.core.losses import loss_events
 from conformal_arbitrage.core.walk import Bracket

@@ -206,7 +206,7 @@ def test_the_batches_of_a_table_are_joined_up_to_a_size(monkeypatch):
 @pytest.fixture
 def large(monkeypatch):
     """A log that counts as large, whose gaps share some dozens of buckets."""
-    monkeypatch.setattr("conformal_arbitrage.calibration.survey.FEW_ROWS", 1000)
+    monkeypatch.setattr("conformal_arbitrage.calibration.calibrate.FEW_ROWS", 1000)
     monkeypatch.setattr("conformal_arbitrage.scorelog.spark._ROWS", 2000)
     rng = np.random.default_rng(0)
     return ScoreLog.from_arrays(rng.random((20_000, 3)) / 1000, rng.random((20_000, 3)))
@@ -224,7 +224,7 @@ def passes(log, table, alpha):
 def test_the_batches_of_a_table_know_about_where_its_threshold_is(large, monkeypatch, alpha):
     table = SparkTable(frame=frame_of(large, partitions=4, batch=512))
     assert passes(large, table, alpha) == 1
-    monkeypatch.setattr("conformal_arbitrage.calibration.survey._KEPT", 10)
+    monkeypatch.setattr("conformal_arbitrage.calibration.calibrate._KEPT", 10)
     assert passes(large, table, alpha) == 2
 
 

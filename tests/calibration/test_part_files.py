@@ -18,7 +18,7 @@ from conformal_arbitrage import (
     calibrate,
     verify,
 )
-from conformal_arbitrage.calibration.survey import PartsSurvey
+from conformal_arbitrage.calibration.calibrate import PartsSurvey
 from conformal_arbitrage.calibration.verify import decide_parts
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.scorelog.parts import ScorePart, as_engine

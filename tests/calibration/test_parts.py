@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
-from conformal_arbitrage.calibration import survey as parts_module
+from conformal_arbitrage.calibration import calibrate as parts_module
 from conformal_arbitrage.calibration.verify import decide_parts, differing
 from conformal_arbitrage.scorelog.log import join_logs
 from conformal_arbitrage.scorelog.parts import Processes, Threads, as_engine

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage import Certificate, ScoreLog, ScoreLogError, ScoreParts, calibrate
-from conformal_arbitrage.cli import cli, sources
+from conformal_arbitrage.cli import cli, options
 from conformal_arbitrage.scorelog import parts
 from conformal_arbitrage.scorelog.parts import ExecutorPool, as_engine
 from tests.calibration.test_parts import some_log, write_parts
@@ -56,7 +56,7 @@ def test_rewritten_files_are_verified_by_their_rows(run, folder, tmp_path):
 
 
 def test_other_commands_look_at_a_declared_sample(run, folder, monkeypatch):
-    monkeypatch.setattr(sources, "SAMPLE", 400)
+    monkeypatch.setattr(options, "SAMPLE", 400)
     shown = run("inspect", folder, "--json")
     assert "from a uniform sample of 400 of 600 rows" in shown.stderr
     document = json.loads(shown.stdout)
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_named_by_its_reader(run, tmp_path):
 
 def test_assess_gives_no_verdict_on_the_files_that_the_certificate_was_made_from(run, folder, tmp_path, monkeypatch):
     run("calibrate", folder, "--alpha", "0.2", "-o", "c.json")
-    monkeypatch.setattr(sources, "SAMPLE", 400)
+    monkeypatch.setattr(options, "SAMPLE", 400)
     shown = json.loads(run("assess", "c.json", folder, "--json").stdout)
     assert shown["verdict"].startswith("No verdict")
     assert "made from" in shown["problems"][0]

@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformal_arbitrage.core.exact import flat_positions, row_argmax
-from conformal_arbitrage.core.rows import blocks
+from conformal_arbitrage.core.exact import blocks, flat_positions, row_argmax
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=60))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.scorelog.digest import AT_ONCE, checksum
+from conformal_arbitrage.scorelog.log import AT_ONCE, checksum
 
 
 @pytest.mark.parametrize("size", [1, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE + 5])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conformal_arbitrage.scorelog.digest import sum_of_hashes
+from conformal_arbitrage.scorelog.log import sum_of_hashes
 from conformal_arbitrage.scorelog.tables import TextBytes
 
 SIZES = np.array([1, 4, 2, 3, 4])
@@ -93,7 +93,7 @@ def test_the_digits_of_scores_and_a_row_that_is_there_twice_show():
 
 
 def test_a_million_rows_that_differ_little_have_different_hashes():
-    from conformal_arbitrage.scorelog.digest import row_hashes
+    from conformal_arbitrage.scorelog.log import row_hashes
 
     n = 1_000_000
     counter = np.arange(2.0 * n)  # low bits of floats are zeros, and the two numbers of a row follow each other

@@ -70,6 +70,7 @@ from conformal_arbitrage.core.exact import (
     Floats,
     Integers,
     as_row,
+    blocks,
     guardian_choices,
     is_candidate,
     is_single,
@@ -82,7 +83,6 @@ from conformal_arbitrage.core.exact import (
 )
 from conformal_arbitrage.core.losses import GuardianSees, as_fraction
 from conformal_arbitrage.core.ridge import spendable_losses
-from conformal_arbitrage.core.rows import blocks
 from conformal_arbitrage.core.walk import SMALLEST_BOUND, Draw
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts

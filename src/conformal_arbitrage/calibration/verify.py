@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from msgspec import Struct
 
-from conformal_arbitrage.calibration.calibrate import certify
+from conformal_arbitrage.calibration.calibrate import certify, has_ids
 from conformal_arbitrage.calibration.cascade import CascadeOptions, TunedChain, certify_chain, tune_chain
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions, group_source_of
 from conformal_arbitrage.calibration.learned import Features
@@ -27,7 +27,6 @@ from conformal_arbitrage.calibration.promises import (
     Own,
     Threshold,
 )
-from conformal_arbitrage.calibration.survey import has_ids
 from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.core.losses import Loss
 from conformal_arbitrage.core.walk import check_alpha

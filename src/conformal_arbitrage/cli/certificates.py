@@ -26,7 +26,7 @@ from conformal_arbitrage.calibration.verify import (
     decisions_table,
     verify,
 )
-from conformal_arbitrage.cli import options, sources
+from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_table, readable_width, warn, wrapped
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
@@ -108,12 +108,12 @@ def calibrate_command(
     loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
     chain = options.chain_options(further, "seed")
     if chain is not None:
-        scores: sources.AnyLog = sources.read_cascade(log, guardian_column, chain.pop("models"))
+        scores: options.AnyLog = options.read_cascade(log, guardian_column, chain.pop("models"))
         chain["missing_guardian"], place = further["missing_guardian"], None
         certificate = calibrate_cascade(scores, alpha, key=secret.boundary_key, loss=loss, **chain)
     else:
-        scores = sources.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
-        place = sources.place_of(scores, further.pop("engine"), further.pop("jobs"))
+        scores = options.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
+        place = options.place_of(scores, further.pop("engine"), further.pop("jobs"))
         drawing = _takes_draws(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
         certificate = calibrate(
             scores,
@@ -134,7 +134,7 @@ def calibrate_command(
     _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
 
 
-def _finish(certificate: Certificate, scores: sources.AnyLog, secret: ProjectSecret) -> Certificate:
+def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSecret) -> Certificate:
     """Say in a certificate that its rows were looked at before, sign it and save it, as far as there is reason to.
 
     What comes out is shown, so it is noted as a look: another alpha for the same rows would be chosen by it.
@@ -142,14 +142,14 @@ def _finish(certificate: Certificate, scores: sources.AnyLog, secret: ProjectSec
     given = click.get_current_context().params
     output = given["output"]
     terms = None if certificate.is_cascade else calibration_terms(certificate)
-    lineage = sources.lineage_of(scores, certificate)
-    looks = sources.describe_looks(lineage, fixed_before=given["fixed_before"], terms=terms)
+    lineage = options.lineage_of(scores, certificate)
+    looks = options.describe_looks(lineage, fixed_before=given["fixed_before"], terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate.sign(secret)
     if output is not None:
-        sources.refuse_overwriting(output, certificate, force=given["force"])
+        options.refuse_overwriting(output, certificate, force=given["force"])
         certificate.save(output)
-    sources.remember_look(lineage, "calibrate", terms=terms)
+    options.remember_look(lineage, "calibrate", terms=terms)
     return certificate
 
 
@@ -157,7 +157,7 @@ def _takes_draws(loss: str | None, boundary: str, score: str, confidence: str | 
     return score != "margin" or boundary == "random" or confidence is not None
 
 
-def _warn_of_rows(scores: sources.PairLog, config: str | None, *, clustered: bool) -> None:
+def _warn_of_rows(scores: options.PairLog, config: str | None, *, clustered: bool) -> None:
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
     if isinstance(scores, SparkTable):
         return
@@ -226,7 +226,7 @@ def _rows_needed(certificate: Certificate) -> str:
     return f"{rows} rows are needed"
 
 
-def _use(certificate: Certificate, scores: sources.AnyLog, engine: Engine | None) -> dict[str, Any] | None:
+def _use(certificate: Certificate, scores: options.AnyLog, engine: Engine | None) -> dict[str, Any] | None:
     """Return how often the Guardian is asked on a log and, where costs are known, what a thousand queries cost.
 
     The facts of a cascade say so already.
@@ -282,10 +282,10 @@ def verify_command(
     \b
     arbitrage verify certificate.json log.parquet
     """
-    loaded = sources.load_certificate(certificate)
+    loaded = options.load_certificate(certificate)
     try:
-        scores = sources.log_of(loaded, log, primary_column, guardian_column, outcomes, engine)
-        place = sources.place_of(scores, engine, jobs)
+        scores = options.log_of(loaded, log, primary_column, guardian_column, outcomes, engine)
+        place = options.place_of(scores, engine, jobs)
         verification = verify(loaded, scores, engine=place, progress=tell_pass)
     except ScoreLogError as error:
         click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
@@ -339,16 +339,16 @@ def apply_command(
     """
     options.refuse_same(log, output)
     options.refuse_same(certificate, output)
-    loaded = sources.load_certificate(certificate)
+    loaded = options.load_certificate(certificate)
     if loaded.is_cascade:
         summary, sentences = _apply_cascade(loaded, log, output)
     else:
-        columns = sources.columns_of(loaded, primary_column, guardian_column)
+        columns = options.columns_of(loaded, primary_column, guardian_column)
         into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
-        scores = sources.read_scores(
+        scores = options.read_scores(
             log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file
         )
-        summary, sentences = _apply_pair(loaded, scores, sources.place_of(scores, engine, jobs), output)
+        summary, sentences = _apply_pair(loaded, scores, options.place_of(scores, engine, jobs), output)
     if as_json:
         print_json(summary)
         return
@@ -425,7 +425,7 @@ def _identities_differ(certificate: Certificate, scores: ScoreLog | ScoreParts) 
     """Tell whether a log names other models than a bound certificate; an absent Guardian is not compared."""
     if not isinstance(certificate.identities, dict):
         return False
-    roles = ("primary",) if sources.lacks_guardian(scores) else ("primary", "guardian")
+    roles = ("primary",) if options.lacks_guardian(scores) else ("primary", "guardian")
     known = scores.identities or {}
     pairs = zip(roles, scores.columns, strict=False)
     return any(known.get(column) != certificate.identities.get(role) for role, column in pairs)
@@ -461,7 +461,7 @@ def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
     \b
     arbitrage certificate show certificate.json
     """
-    loaded = sources.load_certificate(certificate)
+    loaded = options.load_certificate(certificate)
     if as_json:
         print_json(loaded.to_dict(with_arrays=with_arrays))
         return
@@ -483,7 +483,7 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
     arbitrage calibrate log.parquet --alpha 0.05 --confidence 0.95 --dial -o certificate.json
     arbitrage certificate choose certificate.json --alpha 0.03
     """
-    loaded = sources.load_pair_certificate(certificate)
+    loaded = options.load_pair_certificate(certificate)
     chosen = loaded.choose(alpha)
     chosen = chosen.sign(ProjectSecret.find()) if loaded.signed else chosen
     chosen.save(output or certificate)
@@ -570,17 +570,17 @@ def recommend_command(
         warn(f"from {len(logs[0]):,} rows: {logs[0].source}")
     recommendation = plan.recommend(logs, secret.boundary_key)
     certificate, terms = recommendation.certificate, calibration_terms(recommendation.certificate)
-    looks = sources.describe_looks(recommendation.certified.lineage(), fixed_before=fixed_before, terms=terms)
+    looks = options.describe_looks(recommendation.certified.lineage(), fixed_before=fixed_before, terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate.sign(secret)
-    sources.remember_look(recommendation.tuning.lineage(), "recommend")
-    sources.remember_look(recommendation.certified.lineage(), "recommend", terms=terms)
+    options.remember_look(recommendation.tuning.lineage(), "recommend")
+    options.remember_look(recommendation.certified.lineage(), "recommend", terms=terms)
     for problem in repeats(recommendation.certified).problems():
         warn(problem)
     done = plan.with_result(recommendation)
     if output is not None:
         beside = Path(output).with_name(CERTIFICATE)
-        sources.refuse_overwriting(beside, certificate, force=force)
+        options.refuse_overwriting(beside, certificate, force=force)
         certificate.save(beside)
         done.write(output)
     if certified is not None:
@@ -605,7 +605,7 @@ def _plan(
         raise click.UsageError("give the score log, or --from with a route plan that names it")
     folder = Path(output).parent if output is not None else Path()
     settings["alpha"] = settings["alpha"] or repr(options.read_configured(config).alpha)
-    settings["sample"] = sources.sample_of(log, settings["sample"])
+    settings["sample"] = options.sample_of(log, settings["sample"])
     return RoutePlan(log=_relative(log, folder), **settings), folder
 
 

@@ -11,7 +11,7 @@ from conformal_arbitrage import experiments
 from conformal_arbitrage.calibration.learned import Features
 from conformal_arbitrage.calibration.learning import learn
 from conformal_arbitrage.calibration.planning import split
-from conformal_arbitrage.cli import options, sources
+from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.models import progress_line, show_estimate
 from conformal_arbitrage.cli.output import (
     name_left_out,
@@ -396,12 +396,12 @@ def inspect_command(
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
     """
-    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     inspection = inspect(scores, loss_bound=loss_bound, **costs)
-    if sources.in_parts(log):
-        counts = sources.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+    if options.in_parts(log):
+        counts = options.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
         inspection = inspection.with_counts(counts, log)
-    sources.remember_look(rows_to_choose_on(scores).lineage(), "inspect")
+    options.remember_look(rows_to_choose_on(scores).lineage(), "inspect")
     if as_json:
         print_json(inspection.to_dict())
     else:
@@ -452,7 +452,7 @@ def split_command(
     for one, other in ((log, explore), (log, certify), (explore, certify)):
         options.refuse_same(one, other)
         file_format(Path(other))
-    scores = sources.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
     parts = split(scores, share=share, seed=seed)
     for part, path in zip(parts, (explore, certify), strict=True):
         part.write(path)
@@ -504,7 +504,7 @@ def learn_command(
     arbitrage calibrate scored.parquet --alpha 0.05 --loss net -o certificate.json
     """
     options.refuse_same(log, output)
-    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
     features = Features(menu_size=menu_size, text=text)
     learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
@@ -542,14 +542,14 @@ def assess_command(
     \b
     arbitrage assess certificate.json new-rows.parquet
     """
-    loaded = sources.load_pair_certificate(certificate)
-    scores = sources.read_log(
-        log, *sources.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
+    loaded = options.load_pair_certificate(certificate)
+    scores = options.read_log(
+        log, *options.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
     )
     assessment = assess(loaded, scores, confidence=confidence, **costs)
-    if sources.made_from(loaded, log, primary_column, guardian_column):
+    if options.made_from(loaded, log, primary_column, guardian_column):
         assessment = without_verdict(assessment)
-    sources.remember_look(scores.lineage(), "assess")
+    options.remember_look(scores.lineage(), "assess")
     if as_json:
         print_json(assessment.to_dict())
     else:
@@ -631,11 +631,11 @@ def evaluate_command(
     chain = options.chain_options(sweep)
     if chain is not None:
         return _evaluate_cascade(log, alphas, form, loss=kind, guardian=guardian_column, chain=chain, sweep=sweep)
-    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
-    sources.remember_look(scores.lineage(), "evaluate")
+    options.remember_look(scores.lineage(), "evaluate")
     if form == "json":
         print_json(frontier.to_dict(per_trial=per_trial))
     else:
@@ -657,10 +657,10 @@ def _evaluate_cascade(
     """Run held-out trials of a cascade, and show what they cost and lose."""
     if form not in (None, "json"):
         raise click.UsageError(f"trials of a cascade are printed as a table or with --json, not with --{form}")
-    scores = sources.read_cascade(log, guardian, chain.pop("models"))
+    scores = options.read_cascade(log, guardian, chain.pop("models"))
     names = ("calibration_size", "test_size", "trials", "seed", "missing_guardian")
     evaluation = evaluate_cascade(scores, alphas, loss=loss, **chain, **{name: sweep[name] for name in names})
-    sources.remember_look(scores.lineage(), "evaluate")
+    options.remember_look(scores.lineage(), "evaluate")
     if form == "json":
         print_json(evaluation.to_dict())
         return
@@ -745,9 +745,9 @@ def compare_command(
     \b
     arbitrage compare log.parquet --alpha 0.05 --splits 200 --plot compare.png
     """
-    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
     comparison = compare(scores, alphas, progress=None if as_json else print_progress, **settings)
-    sources.remember_look(scores.lineage(), "compare")
+    options.remember_look(scores.lineage(), "compare")
     if figure is not None:
         save_comparison(comparison, figure, alpha=comparison.rules[0].alpha)
     if as_json:
@@ -827,7 +827,7 @@ def simulate_command(
     \b
     arbitrage simulate log.parquet --alpha 0.05 --confidence 0.95 --shift 3 --plot simulation.png
     """
-    scores = sources.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     costs = CostOptions(
         primary_cost=primary_cost,
         guardian_cost=guardian_cost,
@@ -847,7 +847,7 @@ def simulate_command(
     )
     if figure is not None:
         save_simulation(simulation, figure)
-    sources.remember_look(scores.lineage(), "simulate")
+    options.remember_look(scores.lineage(), "simulate")
     if as_json:
         print_json(simulation.to_dict())
         return

@@ -16,7 +16,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.cli import options, sources
+from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import (
     print_facts,
     print_json,
@@ -357,7 +357,7 @@ def ask_command(
     arbitrage ask certificate.json "Which planet is the largest?" --action Jupiter --action Saturn
     arbitrage ask certificate.json "Summarise: ..."          text form
     """
-    loaded = sources.load_certificate(certificate)
+    loaded = options.load_certificate(certificate)
     configuration = options.read_policy_config(config, policy)
     form = _form_of(loaded, actions)
     if bool(actions) != (form == "menu"):

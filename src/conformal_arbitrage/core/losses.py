@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import (
     LONGEST_NETWORK,
+    Block,
     Bools,
     Floats,
     Indices,
     Integers,
+    ScoreArrays,
     as_recorded,
+    blocks,
     common_decimals,
     flat_positions,
     in_order,
@@ -26,7 +29,6 @@ from conformal_arbitrage.core.exact import (
     sorted_gaps,
     tick_gaps,
 )
-from conformal_arbitrage.core.rows import Block, ScoreArrays, blocks
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]

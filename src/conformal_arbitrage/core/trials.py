@@ -10,9 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, guardian_choices, in_order
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, ScoreArrays, guardian_choices, in_order
 from conformal_arbitrage.core.losses import BlockLosses, GuardianSees, LogLosses
-from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.core.walk import Number, RiskCurve, first_within, position_order, spendable
 from conformal_arbitrage.errors import OptionError
 

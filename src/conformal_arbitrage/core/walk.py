@@ -8,7 +8,7 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, ScoreArrays
 from conformal_arbitrage.core.losses import (
     Draw,
     Events,
@@ -21,7 +21,6 @@ from conformal_arbitrage.core.losses import (
     loss_events,
     within_unit,
 )
-from conformal_arbitrage.core.rows import ScoreArrays
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 
 SMALLEST_BOUND = Fraction(1, 10**6)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
-from conformal_arbitrage.calibration.calibrate import Fit, find_fits, refuse_graded
+from conformal_arbitrage.calibration.calibrate import Fit, LogSurvey, find_fits, refuse_graded
 from conformal_arbitrage.calibration.cascade import TUNING_SHARE, apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.learned import Features, refuse_row_count
 from conformal_arbitrage.calibration.learning import LearnedRows, learned_rows
@@ -24,7 +24,6 @@ from conformal_arbitrage.calibration.options import (
     threshold_rows,
 )
 from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.calibration.survey import LogSurvey
 from conformal_arbitrage.calibration.words import chain_text
 from conformal_arbitrage.core.bounds import binomial_spendable
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers

@@ -11,10 +11,10 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from conformal_arbitrage.calibration.calibrate import RowFacts
 from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, html_table
 from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
-from conformal_arbitrage.calibration.survey import RowFacts
 from conformal_arbitrage.core.bounds import Interval
 from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
 from conformal_arbitrage.core.losses import Number, log_losses, net_losses, within_unit

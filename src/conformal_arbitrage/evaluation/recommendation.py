@@ -14,13 +14,12 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 from msgspec import Struct, ValidationError, convert, structs
 
-from conformal_arbitrage.calibration.calibrate import calibrate
+from conformal_arbitrage.calibration.calibrate import LogSurvey, calibrate, refuse_repeated_ids
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
 from conformal_arbitrage.calibration.learned import Features, ScoreKind, text_embedding
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
 from conformal_arbitrage.calibration.promises import CertifiedPart
-from conformal_arbitrage.calibration.survey import LogSurvey, refuse_repeated_ids
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
 from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.core.losses import Number, as_fraction

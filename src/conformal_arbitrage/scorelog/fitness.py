@@ -8,8 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import Floats, Indices, Integers, sorted_gaps
-from conformal_arbitrage.core.rows import blocks
+from conformal_arbitrage.core.exact import Floats, Indices, Integers, blocks, sorted_gaps
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 

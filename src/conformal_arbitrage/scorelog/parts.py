@@ -20,8 +20,7 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Integers
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import log_digest, sum_of_hashes
-from conformal_arbitrage.scorelog.log import ScoreLog, join_logs
+from conformal_arbitrage.scorelog.log import ScoreLog, join_logs, log_digest, sum_of_hashes
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,
     ColumnReader,

@@ -25,8 +25,7 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.digest import checksum, log_digest
-from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog
+from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog, checksum, log_digest
 from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
 from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes
 
