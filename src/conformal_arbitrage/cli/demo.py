@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
@@ -322,8 +322,7 @@ def fill_console(folder: Path) -> Path:
     write_text(folder / "assistants.py", ASSISTANTS)
     write_text(config, CONSOLE_CONFIGURATION)
     science = order[_CALIBRATION:][:_QUESTIONS]
-    traffic = [("science", science), ("exams", hard), ("exams", others[:_SINCE])]
-    asyncio.run(_fill(config, log, traffic))
+    asyncio.run(_fill(config, log, science, hard, others[:_SINCE]))
     return config
 
 
@@ -338,8 +337,8 @@ def _by_difficulty(log: ScoreLog) -> tuple[Any, Any, Any]:
     return mostly_easy, harder, rng.permutation(rest)
 
 
-async def _fill(config: Path, log: ScoreLog, traffic: Sequence[tuple[str, Any]]) -> None:
-    """Send questions to a gateway over the configuration's own record."""
+async def _fill(config: Path, log: ScoreLog, science: Any, hard: Any, later: Any) -> None:
+    """Send questions to a gateway over the configuration's own record; those for later only after the alarm."""
     import aiohttp
 
     from conformal_arbitrage.gateway import running
@@ -347,23 +346,38 @@ async def _fill(config: Path, log: ScoreLog, traffic: Sequence[tuple[str, Any]])
     whole = read_config(config)
     listening = structs.replace(whole, gateway=structs.replace(whole.gateway, port=0))
     async with running(listening) as (url, _), aiohttp.ClientSession(url) as session:
-        for policy, rows in traffic:
-            for start in range(0, len(rows), _AT_ONCE):
-                batch = rows[start : start + _AT_ONCE].tolist()
-                await asyncio.gather(*(ask_gateway(session, log, row, policy) for row in batch))
-            await _settled(session, policy)
+        await _ask_all(session, log, "science", science)
+        await _ask_all(session, log, "exams", hard)
+        # not until no audit is pending: that holds before the gateway has read the first of them as well
+        await _until(session, "exams", lambda monitor: monitor["alarm"] is not None)
+        await _ask_all(session, log, "exams", later)
         await asyncio.gather(*(_write_letter(session, text) for text, _ in LETTERS))
         for question in CONSOLE_QUESTIONS:
             await _ask_assistants(session, question)
+        await _until(session, "science", lambda monitor: monitor.get("audits", {}).get("pending") == 0)
 
 
-async def _settled(session: Any, policy: str) -> None:
-    """Wait until the audits of a policy have outcomes, for a while."""
+async def _ask_all(session: Any, log: ScoreLog, policy: str, rows: Any) -> None:
+    """Ask a policy about rows of the log, some at once."""
+    for start in range(0, len(rows), _AT_ONCE):
+        batch = rows[start : start + _AT_ONCE].tolist()
+        await asyncio.gather(*(ask_gateway(session, log, row, policy) for row in batch))
+
+
+async def _until(session: Any, policy: str, holds: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until the monitor of a policy shows something.
+
+    Raises:
+        ConfigError: it did not.
+    """
     for _ in range(round(_SECONDS / _STEP)):
         async with session.get(f"/v1/arbitrage/policies/{policy}/monitor") as response:
-            if (await response.json()).get("audits", {}).get("pending") == 0:
+            if holds(await response.json()):
                 return
         await asyncio.sleep(_STEP)
+    raise ConfigError(
+        f"the demo's gateway read no audits of {policy} in {_SECONDS:g} seconds; remove the folder and try again"
+    )
 
 
 async def _write_letter(session: Any, text: str) -> None:
