@@ -130,9 +130,12 @@ def test_a_renewal_that_was_rolled_back_is_not_made_again(tmp_path):
         ask(served, N)
         gathered(served, N)
         asyncio.run(renew_with(served.config, 1, days=1.1))
+        dearer, first = history(served)
+        assert said(dearer.certificate, "relaxation") > said(first.certificate, "relaxation")
         served.with_store(lambda store: store.run(stored_policies.rollback, "support", by="a person"))
         asyncio.run(renew_with(served.config, 1, days=1.1))
         assert [version.version for version in history(served)] == [3, 2, 1]
+        assert "defers less than version 2" in newest_decision(served).no_guarantee
         ask(served, N)
         gathered(served, 2 * N)
         asyncio.run(renew_with(served.config, 1, days=1.1))
@@ -142,6 +145,14 @@ def test_a_renewal_that_was_rolled_back_is_not_made_again(tmp_path):
             2 * N,
             2,
         )
+        assert newest_decision(served).no_guarantee is None
+
+
+def newest_decision(served):
+    """Ask once more; return what was decided."""
+    ask(served, 1)
+    [record] = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))
+    return record.decision
 
 
 def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):

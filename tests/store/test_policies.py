@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from conformal_arbitrage.calibration.certificate import document_sha256
 from conformal_arbitrage.errors import OptionError, StoreError
 from conformal_arbitrage.store import keys, policies
 
@@ -89,5 +90,63 @@ def test_a_key_itself_is_refused_and_so_is_a_duplicate(store):
         for id, digest in (("k1", "f" * 64), ("k2", DIGEST)):
             with pytest.raises(StoreError, match="already exists"):
                 await store.run(keys.create, id=id, sha256=digest, scope="call", label="")
+
+    asyncio.run(story())
+
+
+def document(relaxation=0.3, *, step=None, after=None, models="small", log="log", stops=None, groups=None):
+    """What matters of a certificate for whether it was chosen."""
+    ancestry = None if step is None else {"step": step, "predecessor_sha256": after and document_sha256(after)}
+    whole = {"type": "threshold", "relaxation": relaxation, "boundary_u": None}
+    each = {name: {"relaxation": value, "boundary_u": None} for name, value in (groups or {}).items()}
+    return {
+        "rule": whole if groups is None else {"type": "by_group", "groups": each},
+        "promise": {"alpha": 0.1} if stops is None else {"alpha": 0.1, "stops": stops},
+        "provenance": {"identities": {"primary": models}},
+        "evidence": {"log_sha256": log},
+        "ancestry": ancestry,
+    }
+
+
+FIRST = document(0.3)
+DEARER = document(0.5, step="scheduled", after=FIRST)
+BY_GROUP = document(groups={"a": 0.3, "b": 0.4})
+DEARER_FOR_B = document(groups={"a": 0.3, "b": 0.5}, step="scheduled", after=BY_GROUP)
+DIAL = document(0.3, stops=[1, 2])
+RENEWED_DIAL = document(0.5, stops=[1, 2], log="rows", step="scheduled", after=DIAL)
+
+
+@pytest.mark.parametrize(
+    ("before", "installed", "preferred"),
+    [
+        ([FIRST], document(0.1), None),  # nothing was scheduled
+        ([FIRST, DEARER], FIRST, 2),
+        ([FIRST, DEARER], document(0.4, log="another"), 2),
+        ([FIRST, DEARER], document(None), None),  # it defers everything
+        ([FIRST, DEARER], document(0.5), None),
+        ([FIRST, DEARER], document(0.1, models="large"), None),
+        ([FIRST, DEARER], document(0.2, step="scheduled", after=DEARER), None),  # the schedule's own
+        ([FIRST, DEARER], document(0.2, step="scheduled", after=FIRST), 2),  # one made earlier, installed by hand
+        ([FIRST, DEARER, FIRST], document(0.4, step="scheduled", after=FIRST), None),
+        ([FIRST, DEARER, FIRST], document(0.35, step="tightened", after=FIRST), 2),
+        ([FIRST, DEARER, FIRST], document(0.6, step="tightened", after=FIRST), None),
+        ([FIRST, DEARER], {**document(), "rule": {"type": "learned"}}, 2),  # which defers less cannot be seen
+        ([BY_GROUP, DEARER_FOR_B], BY_GROUP, 2),
+        ([BY_GROUP, DEARER_FOR_B], document(groups={"a": 0.3, "b": 0.5}), None),
+        ([BY_GROUP, DEARER_FOR_B], document(groups={"a": 0.3}), None),
+        ([BY_GROUP, DEARER_FOR_B], document(groups={"a": 0.3, "b": 0.5, "c": 0.9}), 2),
+        ([DIAL, RENEWED_DIAL], document(0.2, stops=[1, 2], log="rows"), None),  # another stop of the same dial
+        ([DIAL, RENEWED_DIAL], DIAL, 2),
+    ],
+)  # fmt: skip
+def test_a_version_that_defers_less_than_the_scheduled_one_is_marked_as_chosen(store, before, installed, preferred):
+    async def story():
+        for certificate in before:
+            await store.run(policies.install, "support", certificate, by="ann")
+        version = await store.run(policies.install, "support", installed, by="ann")
+        assert version.preferred_to == preferred
+        assert (await store.run(policies.active))[0].preferred_to == preferred
+        again = await store.run(policies.prospect, "support", installed)
+        assert again.preferred_to == preferred
 
     asyncio.run(story())

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.calibration.schedule import RenewalChain, chain_of, rows_after_alarm
+from conformal_arbitrage.calibration.certificate import document_sha256
+from conformal_arbitrage.calibration.schedule import RenewalChain, chain_of, preferred_to, rows_after_alarm
 
 pytestmark = pytest.mark.proof
 ALPHA, RUNS, LOOKS, WINDOW = 0.05, 400, 20, 400
@@ -127,6 +128,37 @@ def test_on_the_schedule_itself_keeping_the_cheaper_is_caught(traffic):
         looks.append(traffic.thresholds(arrived))
     assert within(traffic.risk[np.array(looks)].mean(axis=0))
     assert not within(traffic.risk[np.maximum.accumulate(looks)].mean(axis=0))
+
+
+def test_rolling_back_dearer_renewals_breaks_the_budget_and_its_decisions_say_so(traffic):
+    """The margin at which a threshold acts stands for its relaxation, as both rise together."""
+    rng = np.random.default_rng(8)
+    relaxation = np.r_[np.inf, np.sort(np.unique(traffic.margin))[::-1]]
+    arrived, kept = traffic.draw(rng, WINDOW), None
+    risks, promised = [], []
+    documents = [{} for _ in range(RUNS)]
+    for renewal in range(6):
+        arrived = arrived if renewal == 0 else arrived + traffic.draw(rng, WINDOW * 2 ** (renewal - 1))
+        fresh = traffic.thresholds(arrived)
+        kept = fresh if kept is None else np.maximum(kept, fresh)  # a dearer one is rolled back
+        marked = np.zeros(RUNS, dtype=bool)
+        for run, versions in enumerate(documents):
+            add_version(versions, relaxation[fresh[run]], scheduled=renewal > 0)
+            if kept[run] > fresh[run]:
+                add_version(versions, relaxation[kept[run]], scheduled=False)
+            marked[run] = preferred_to(versions, len(versions)) is not None
+        risks.append(traffic.risk[kept])
+        promised.append(np.where(marked, 0.0, traffic.risk[kept]))  # a decision without a guarantee promises nothing
+    assert not within(np.mean(risks[1:], axis=0))
+    assert all(within(risk) for risk in promised)
+
+
+def add_version(versions, relaxation, *, scheduled):
+    """Add a certificate to the versions of a policy."""
+    last = versions.get(len(versions))
+    ancestry = {"step": "scheduled", "predecessor_sha256": document_sha256(last)} if scheduled else None
+    rule = {"relaxation": None if np.isinf(relaxation) else float(relaxation), "boundary_u": None}
+    versions[len(versions) + 1] = {"rule": rule, "ancestry": ancestry}
 
 
 def test_deciding_on_one_half_does_not_repair_installing_the_cheaper(traffic):

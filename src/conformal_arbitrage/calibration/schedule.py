@@ -7,7 +7,9 @@ only if it is cheaper keeps the lucky ones, and breaks the budget. Raising the r
 loss falls. After an alarm only rows that came after it count.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from conformal_arbitrage.calibration.certificate import Certificate, document_sha256
 from conformal_arbitrage.calibration.options import refuse_combination, threshold_rank
@@ -15,6 +17,7 @@ from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
 from conformal_arbitrage.calibration.promises import Ancestry, CalibratedThreshold, Step
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.types import as_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,56 @@ def tightened(
     return replace(higher, ancestry=ancestry, secret_id=None, signature=None).worded()
 
 
+def preferred_to(documents: Mapping[int, Mapping[str, Any]], version: int) -> int | None:
+    """Return the number of the scheduled version that a version was preferred to; None if it was not chosen.
+
+    Installing a certificate that defers less than the one that the schedule produced, of the same models, keeps the
+    lucky one of the two. A certificate that defers at least as much is safe, and so is another stop of the same dial.
+
+    Args:
+        documents: the certificates of a policy by version, up to this one.
+        version: the number of the version.
+    """
+    document, models = documents[version], _models(documents[version])
+    same = (number for number, earlier in documents.items() if number <= version and _models(earlier) == models)
+    newest = max((number for number in same if _is_scheduled(documents, number)), default=version)
+    return newest if newest != version and _defers_less(document, documents[newest]) else None
+
+
+def _part(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return as_object(document.get(name))
+
+
+def _models(document: Mapping[str, Any]) -> object:
+    return _part(document, "provenance").get("identities")
+
+
+def _is_scheduled(documents: Mapping[int, Mapping[str, Any]], number: int) -> bool:
+    """Tell whether a version is a renewal that took the place of the certificate that it was made to replace."""
+    ancestry, before = _part(documents[number], "ancestry"), documents.get(number - 1)
+    if ancestry.get("step") not in ("scheduled", "after red") or before is None:
+        return False
+    return ancestry.get("predecessor_sha256") == document_sha256(before)
+
+
+def _defers_less(document: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
+    """Tell whether a certificate defers less than another somewhere, or that cannot be seen."""
+    same_log = _part(document, "evidence").get("log_sha256") == _part(than, "evidence").get("log_sha256")
+    if same_log and "stops" in _part(document, "promise") and "stops" in _part(than, "promise"):
+        return False
+    ranks, others = _ranks(document), _ranks(than)
+    return not ranks or any(rank < others.get(name, _DEFERS_ALL) for name, rank in ranks.items())
+
+
+def _ranks(document: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return how much each group of a certificate defers; "" without groups, and nothing for any other rule."""
+    rule = _part(document, "rule")
+    thresholds = as_object(rule["groups"]) if "groups" in rule else {"": rule} if "relaxation" in rule else {}
+    ranks = {name: as_object(threshold) for name, threshold in thresholds.items()}
+    return {name: threshold_rank(rank.get("relaxation"), rank.get("boundary_u")) for name, rank in ranks.items()}
+
+
+_DEFERS_ALL = threshold_rank(None, None)
 _LAST_DRAW = 1 - 2**-53
 """The largest draw there is: every action at the threshold is kept."""
 

@@ -302,14 +302,19 @@ def deferring(certificate: Certificate) -> Certificate:
 
 
 def voided(version: PolicyVersion | None) -> str | None:
-    """Return why a version's promise is void: an alarm was lifted, or its rows are older than one; None if it is not."""
-    if version is None or version.alarmed is None:
+    """Return why a version's promise is void: an alarm, or a choice among certificates; None if it is not."""
+    if version is None:
         return None
-    if version.lifts:
+    if version.alarmed is not None and version.lifts:
         return "an alarm was lifted without a new certificate"
-    if version.alarm is None:
+    if version.alarmed is not None and version.alarm is None:
         number = version.alarmed.version
         return f"the certificate's rows are older than the alarm of version {number}: calibrate on rows since then"
+    if version.preferred_to is not None:
+        return (
+            f"the certificate defers less than version {version.preferred_to}, which the schedule produced, and choosing "
+            "the cheaper of two keeps the lucky one: the next scheduled renewal has a guarantee again"
+        )
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from conformal_arbitrage.calibration.schedule import preferred_to
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster
 from conformal_arbitrage.store.outbox import WebhookEvent, announce
@@ -39,6 +40,7 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
         alarm: the alarm that stands, if any: the policy serves in safe mode.
         alarmed: the last alarm that speaks against this certificate: raised on this version; or, before it was installed,
             on the same certificate, on another from the same log, or on one of the same models after this one was made.
+        preferred_to: the version that the schedule produced, if this one took its place and defers less.
     """
 
     name: str
@@ -52,6 +54,7 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
     lifts: int = 0
     alarm: AlarmBody | None = None
     alarmed: AlarmBody | None = None
+    preferred_to: int | None = None
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -201,11 +204,14 @@ def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVer
 def _watched(session: Session, raised: Notices, version: PolicyVersion) -> PolicyVersion:
     """Return a version with the alarms that are about it."""
     name, number = version.name, version.version
+    rows = session.rows("select version, certificate from policies where name = ? and version < ?", name, number)
+    documents = {int(earlier): decode_json(text, name) for earlier, text in rows} | {number: version.certificate}
     return replace(
         version,
         lifts=raised.lifts(name, number),
         alarm=raised.standing(name, number),
-        alarmed=alarm_against(session, raised, version),
+        alarmed=alarm_against(raised, version, documents),
+        preferred_to=preferred_to(documents, number),
     )
 
 
@@ -349,7 +355,7 @@ def notice_id(policy: str, body: NoticeBody) -> str:
     return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
 
 
-def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> AlarmBody | None:
+def alarm_against(raised: Notices, version: PolicyVersion, documents: Mapping[int, JSONObject]) -> AlarmBody | None:
     """Return the last alarm that speaks against a version: raised on it, or on another before it was installed.
 
     The rows of a certificate are older than an alarm on the same certificate or on another from the same log, and than one
@@ -357,15 +363,9 @@ def alarm_against(session: Session, raised: Notices, version: PolicyVersion) -> 
     numbers of versions where possible, since clocks are set now and then: no alarm is raised on a version once there is
     a later one for the same models.
     """
-    alarms = raised.alarms(version.name)
-    if not alarms:
-        return None
-    rows = session.rows("select version, certificate from policies where name = ?", version.name)
-    alarmed = {alarm.version for alarm in alarms}
-    documents = {int(number): decode_json(text, version.name) for number, text in rows if number in alarmed}
     against = [
         alarm
-        for alarm in alarms
+        for alarm in raised.alarms(version.name)
         if alarm.version == version.version
         or (alarm.version < version.version and _is_older(version, documents.get(alarm.version, {}), alarm))
     ]
