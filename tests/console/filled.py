@@ -86,11 +86,12 @@ class Filled(House):
         self.with_store(lambda store: events.fold_tallies(store))
         self.keys = {scope: self.key(scope, label=f"{scope} {EVIL[1]}")[0] for scope in ("admin", "review", "call")}
 
-    def fresh_key(self, scope="admin", label="someone"):
+    def fresh_key(self, scope="admin", label="someone", policies=None):
         """A key and its id, made in the store."""
         secret, name = f"arb-{new_id()}", new_id()
         sha256 = hashlib.sha256(secret.encode()).hexdigest()
-        self.with_store(lambda store: store.run(keys.create, id=name, sha256=sha256, scope=scope, label=label))
+        about = {"scope": scope, "label": label, "policies": policies}
+        self.with_store(lambda store: store.run(keys.create, id=name, sha256=sha256, **about))
         return secret, name
 
 

@@ -2,7 +2,6 @@
 
 import html
 import re
-from contextlib import closing
 
 import pytest
 
@@ -152,11 +151,7 @@ def test_one_decision_is_told_in_a_sentence_and_a_picture(filled, admin):
 
 
 def test_a_key_for_one_policy_sees_only_that(filled):
-    secret, name = filled.fresh_key("review")
-    import sqlite3
-
-    with closing(sqlite3.connect(filled.folder / "arbitrage.sqlite", isolation_level=None)) as database:
-        database.execute("update keys set policies = '[\"broken\"]' where id = ?", (name,))
+    secret, _ = filled.fresh_key("review", policies=["broken"])
     visit = Visit(filled, secret)
     assert "support" not in re.findall(r'href="/console/policies/(\w+)"', visit.open("/console").text)
     assert visit.open("/console/policies/support").status_code == 403

@@ -7,6 +7,8 @@ import time
 import pytest
 import requests
 
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.gateway.auth import FIRST_KEY, new_key
 from conformal_arbitrage.store import keys
 from tests.console.filled import EVIL, Visit, token_of
 from tests.gateway.house import House, until
@@ -85,15 +87,45 @@ def test_the_cookie_has_the_port_and_is_out_of_reach_of_scripts(filled):
     assert "secure" not in cookie.lower()
 
 
-def test_behind_https_the_cookie_is_bound_to_the_host(house):
+def test_behind_https_the_cookie_is_bound_to_the_host(house, monkeypatch):
+    admin, sha256 = new_key()
+    monkeypatch.setenv(FIRST_KEY, sha256)
     gate = house(House, gateway={"public_url": "https://gate.example"})
-    admin = gate.key("admin")[0]
     headers = {"Host": "gate.example", "Sec-Fetch-Site": "same-origin"}
     page = raw(gate, "GET", "/console/sign-in", headers=headers)
     reply = raw(gate, "POST", "/console/sign-in", headers=headers, data={"csrf": token_of(page.text), "key": admin})
     assert reply.headers["set-cookie"].startswith("__Host-arbitrage-443=")
     assert "secure" in reply.headers["set-cookie"].lower()
     assert raw(gate, "GET", "/console/sign-in", headers={"Host": "other.example"}).status_code == 403
+
+
+def test_an_address_for_others_without_any_key_is_refused_with_the_command_that_makes_one(house):
+    with pytest.raises(ConfigError, match=r"reached at public_url = .https://gate.example.*arbitrage keys create"):
+        house(House, gateway={"public_url": "https://gate.example"})
+
+
+@pytest.mark.parametrize(("peer", "host"), [("192.0.2.7", "127.0.0.1"), ("127.0.0.1", "gate.example")])
+def test_without_a_key_only_this_machine_under_its_own_name_is_served(house, peer, host):
+    gate = house(House)
+
+    async def status(path):
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "headers":
+            [(b"host", host.encode())], "client": (peer, 1), "server": ("127.0.0.1", 1), "scheme": "http", "root_path": "",
+            "http_version": "1.1",
+        }  # fmt: skip
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b""}
+
+        await gate.app(scope, receive, send)
+        return sent[0]["status"]
+
+    assert [gate.run(status(path)) for path in ("/v1/models", "/console")] == [403, 403]
 
 
 def test_signing_in_again_makes_a_new_cookie_and_ends_the_old_one(filled):

@@ -28,6 +28,7 @@ from conformal_arbitrage.store import (
     outbox,
     policies,
 )
+from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store.integrity import Head
 from tests.gateway.durability import OURS, SECRET, Gateway, decision_request, encoded, run_sql, write_config
 from tests.store.facts import decide, decision, later
@@ -198,31 +199,128 @@ async def start(where):
         await store.close()
 
 
-def test_a_database_that_was_filled_without_the_secret_is_refused_at_start(where):
-    asyncio.run(filled(where, keys=()))
+@pytest.mark.parametrize("filling", [True, False], ids=["filled", "empty"])
+def test_a_database_that_was_made_without_the_secret_is_refused_at_start(where, filling):
+    async def create():
+        await (await open_store(where)).close()
+
+    asyncio.run(filled(where, keys=()) if filling else create())
     assert any("no signed list of writers" in fault for fault in verified(where))
-    with pytest.raises(StoreError, match="filled the database without the project's secret; run `arbitrage records"):
+    with pytest.raises(StoreError, match="made the database without the project's secret; run `arbitrage records"):
         asyncio.run(start(where))
 
 
 def test_a_database_without_its_list_of_writers_is_refused_at_start_and_never_gets_another(where):
     asyncio.run(filled(where))
     run_sql(where, "delete from roster")
-    with pytest.raises(StoreError, match="no signed list of writers: someone removed it"):
+    with pytest.raises(StoreError, match="no signed list of writers: someone removed"):
         asyncio.run(filled(where))
     assert run_sql(where, "select count(*) from roster") == [(0,)]
 
 
-def test_an_empty_database_is_signed_from_its_first_start_with_a_secret_on(where):
-    async def create():
-        await (await open_store(where)).close()
-
-    asyncio.run(create())
+def test_forged_events_are_not_signed_once_everything_that_vouches_was_removed(where):
     asyncio.run(filled(where))
-    assert verified(where) == []
-    run_sql(where, CUT_TAIL)
-    asyncio.run(start(where))
-    assert any("events 6 to" in fault for fault in verified(where))
+    for table in ("events", "heads", "roster", "checkpoints", "policies", "replays"):
+        run_sql(where, f"delete from {table}")
+    with pytest.raises(StoreError, match="no signed list of writers"):
+        asyncio.run(start(where))
+    run_sql(
+        where, "insert into events (writer, seq, hash, id, kind, at, body) values ('0f', 1, 'x', 'i', 'audit', 1, '{}')"
+    )
+    with pytest.raises(StoreError, match="no signed list of writers"):
+        asyncio.run(start(where))
+    assert any("nothing vouches for this database" in fault for fault in verified(where))
+
+
+def test_a_list_of_writers_that_was_changed_is_refused_at_start_and_an_earlier_one_shows(where):
+    asyncio.run(filled(where))
+    [(document, seal)] = run_sql(where, "select document, seal from roster")
+    asyncio.run(filled(where))
+    run_sql(where, f"update roster set document = '{document}', seal = '{seal}'")
+    assert any("the signed list of writers is an earlier one" in fault for fault in verified(where))
+    run_sql(where, "update roster set document = '{}'")
+    with pytest.raises(StoreError, match="a list of writers that is not as it was signed"):
+        asyncio.run(start(where))
+
+
+ADMIN, CALL = "a" * 64, "b" * 64
+KEY_ROW = (
+    "insert into keys (id, sha256, scope, label, created, seal) select 'new', '{0}', 'admin', label, created, seal "
+    "from keys where id = 'caller'"
+)
+FORGED_KEYS = {
+    "inserted": KEY_ROW.format("c" * 64),
+    "promoted": "update keys set scope = 'admin' where id = 'caller'",
+    "moved to another's digest": f"update keys set sha256 = '{'c' * 64}' where id = 'caller'",
+    "no longer bound": "update keys set policies = null where id = 'caller'",
+    "no longer ending": "update keys set expires = null where id = 'caller'",
+    "no longer revoked": "update keys set revoked = null where id = 'revoked'",
+    "renamed": "update keys set id = 'other' where id = 'caller'",
+}
+
+
+@pytest.mark.parametrize("name", FORGED_KEYS)
+def test_a_key_that_was_inserted_or_edited_does_not_work_and_is_named(where, name, caplog):
+    async def story():
+        store = await open_store(where, keys=KEYS)
+        scoped = {"scope": "call", "label": "shop", "policies": ["support"]}
+        await store.run(stored_keys.create, id="caller", sha256=CALL, expires=time.time() + 60, **scoped)
+        await store.run(stored_keys.create, id="revoked", sha256="d" * 64, scope="admin", label="")
+        await store.run(stored_keys.revoke, "revoked")
+        assert (await store.run(stored_keys.find, CALL)).policies == ("support",)
+        assert await integrity.verify(store) == []
+        run_sql(where, FORGED_KEYS[name])
+        works = [await store.run(stored_keys.find, digest) for digest in (CALL, "c" * 64, "d" * 64)]
+        shown = {key.id: key.intact for key in await store.run(stored_keys.list_all)}
+        faults = await integrity.verify(store)
+        await store.close()
+        return works, shown, faults
+
+    works, shown, faults = asyncio.run(story())
+    forged = {"inserted": "new", "no longer revoked": "revoked", "renamed": "other"}.get(name, "caller")
+    assert all(key is None or (key.id != forged and key.intact) for key in works)
+    assert [id for id, intact in shown.items() if not intact] == [forged]
+    assert f"key '{forged}': it is not what was created" in faults
+    assert f"key '{forged}' was inserted or changed" in caplog.text
+
+
+def test_a_key_from_before_it_was_revoked_does_not_work_and_a_deleted_one_is_missed(where):
+    async def story():
+        store = await open_store(where, keys=KEYS)
+        assert not await store.run(stored_keys.exist)
+        await store.run(stored_keys.create, id="caller", sha256=CALL, scope="call", label="")
+        [(seal,)] = run_sql(where, "select seal from keys")
+        await store.run(stored_keys.revoke, "caller")
+        run_sql(where, f"update keys set revoked = null, seal = '{seal}'")
+        assert await store.run(stored_keys.find, CALL) is None
+        await store.run(stored_keys.revoke, "caller")  # which does not vouch for it
+        assert not (await store.run(stored_keys.list_all))[0].intact
+        run_sql(where, "delete from keys")
+        assert await store.run(stored_keys.exist), "or everybody would be let in without one"
+        faults = await integrity.verify(store)
+        await store.close()
+        return faults
+
+    assert asyncio.run(story()) == ["key caller: it was removed; the signed list has it"]
+
+
+def test_a_sign_in_that_was_inserted_or_edited_is_none(where):
+    async def story():
+        store = await open_store(where, keys=KEYS)
+        for id, digest in (("boss", ADMIN), ("other", CALL)):
+            await store.run(stored_keys.create, id=id, sha256=digest, scope="admin", label="")
+        await store.run(stored_keys.sign_in, "1" * 64, "other", seconds=60)
+        assert (await store.run(stored_keys.find_sign_in, "1" * 64)).key_id == "other"
+        run_sql(where, "insert into sign_ins (sha256, key_id, created, seen, expires, seal) "
+                       f"select '{'2' * 64}', 'boss', created, seen, expires, seal from sign_ins")  # fmt: skip
+        assert await store.run(stored_keys.find_sign_in, "2" * 64) is None
+        run_sql(where, "update sign_ins set key_id = 'boss'")
+        assert await store.run(stored_keys.find_sign_in, "1" * 64) is None
+        faults = await integrity.verify(store)
+        await store.close()
+        return faults
+
+    assert asyncio.run(story()) == ["a sign-in to the console with key 'boss' is not what was written"]
 
 
 def test_a_changed_reply_is_not_sent_and_a_rotated_secret_still_verifies(where):

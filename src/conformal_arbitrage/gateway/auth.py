@@ -111,17 +111,19 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check_binding(host: str, *, has_keys: bool) -> None:
-    """Refuse to listen on a public address while no API key is required.
+def check_binding(host: str, public_url: str | None, *, has_keys: bool) -> None:
+    """Refuse to be reached from elsewhere while no API key is required.
 
     Raises:
-        ConfigError: anyone who reaches the address could call.
+        ConfigError: anyone who reaches the gateway could do everything.
     """
-    if not has_keys and not is_loopback(host):
-        raise ConfigError(
-            f"without API keys the gateway listens on loopback only, not on {host}; create a key first: "
-            f"arbitrage keys create --scope call, or set {FIRST_KEY}"
-        )
+    if has_keys or (is_loopback(host) and public_url is None):
+        return
+    reached = f"listens on {host}" if public_url is None else f"is reached at public_url = {public_url!r}"
+    raise ConfigError(
+        f"the gateway {reached}, and there is no API key, so that anybody there could do everything; make the first key: "
+        f"arbitrage keys create --scope admin, or set {FIRST_KEY} (arbitrage keys generate)"
+    )
 
 
 class Authenticator:
@@ -155,12 +157,12 @@ class Authenticator:
         if change_count <= self._change_count:
             return
         if self._needs_no_key:
-            no_keys = not await self._store.run(keys.list_all)
+            no_keys = not await self._store.run(keys.exist)
             self._needs_no_key = self._needs_no_key and no_keys  # a concurrent refresh may have seen a key
         if change_count > self._change_count:
             self._change_count, self._known = change_count, {}
 
-    async def caller(self, authorization: bytes, host: bytes, scope: Scope) -> Caller:
+    async def caller(self, authorization: bytes, host: bytes, scope: Scope, peer: str | None) -> Caller:
         """Identify the caller and check that their key allows what they ask for.
 
         Args:
@@ -168,12 +170,13 @@ class Authenticator:
             host: the header of that name; checked while no key exists, so that a web page cannot call through the
                 browser of this machine.
             scope: what the route needs.
+            peer: the address of who connected; checked while no key exists. None for a caller in this process.
 
         Raises:
             RequestError: 401 without a valid key, 403 if its scope is too narrow or the host is wrong.
         """
         if self._needs_no_key:
-            check_own_host(host.decode("latin-1"))
+            check_own_machine(host.decode("latin-1"), peer)
             return _NO_KEYS_YET
         kind, _, key = authorization.decode("latin-1").partition(" ")
         info = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
@@ -195,6 +198,19 @@ class Authenticator:
         if info is not None:
             known[sha256] = info
         return info
+
+
+def check_own_machine(host: str, peer: str | None) -> None:
+    """Refuse whoever has no key and is not on this machine, by their address and by the Host header that they send.
+
+    Raises:
+        RequestError: they are elsewhere.
+    """
+    if peer is not None and not is_loopback(peer):
+        raise RequestError(
+            f"without API keys only callers on this machine are served, not {peer:.80}", status=403, code="wrong_host"
+        )
+    check_own_host(host)
 
 
 def check_own_host(header: str) -> None:

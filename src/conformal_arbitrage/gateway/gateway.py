@@ -241,8 +241,8 @@ class Gateway:
         await self.policies.load(installing=installing)
         if any(settings.log is not None for settings in self.config.policies.values()):
             await self.renewer.import_logs()
-        self.keyed = bool(await self.store.run(keys.list_all))
-        check_binding(self.config.gateway.host, has_keys=self.keyed)
+        self.keyed = await self.store.run(keys.exist)
+        check_binding(self.config.gateway.host, self.config.gateway.public_url, has_keys=self.keyed)
 
     @cached_property
     def renewer(self) -> "Renewer":
@@ -389,7 +389,7 @@ class Gateway:
                 "console": "/console",
             },
         }
-        if not await self.store.run(keys.list_all):
+        if not await self.store.run(keys.exist):
             about["policies"] = [policy.name for policy in self.policies.all()]
         return json_response(about)
 

@@ -36,10 +36,11 @@ from conformal_arbitrage.types import DAY, Failure, Leg
 
 
 class Roster(Struct, frozen=True, kw_only=True):
-    """All writers, and the newest version of each policy with its seal."""
+    """All writers, the newest version of each policy with its seal, and the seal of each API key as it is now."""
 
     writers: tuple[str, ...] = ()
     policies: Mapping[str, tuple[int, str]] = {}
+    keys: Mapping[str, str] = {}
 
 
 class Head(Struct, frozen=True, kw_only=True):
@@ -75,7 +76,12 @@ def read_roster(session: Session) -> tuple[Roster | None, bool]:
     return roster, len(rows) == 1 and session.seals.fits(seal, "roster", document)
 
 
-def enrol(session: Session, writers: Iterable[str] = (), policies: Mapping[str, tuple[int, str]] | None = None) -> None:
+def enrol(
+    session: Session,
+    writers: Iterable[str] = (),
+    policies: Mapping[str, tuple[int, str]] | None = None,
+    keys: Mapping[str, str] | None = None,
+) -> None:
     """Add to the signed list; one that is not there, or not as it was signed, stays so, for `verify` to find.
 
     Every change of the list locks the same row first, so that two gateways do not lose each other's.
@@ -86,30 +92,35 @@ def enrol(session: Session, writers: Iterable[str] = (), policies: Mapping[str, 
     roster, valid = read_roster(session)
     if roster is None or not valid:
         return
-    new = Roster(writers=tuple(sorted({*roster.writers, *writers})), policies={**roster.policies, **(policies or {})})
+    new = Roster(
+        writers=tuple(sorted({*roster.writers, *writers})),
+        policies={**roster.policies, **(policies or {})},
+        keys={**roster.keys, **(keys or {})},
+    )
     if new != roster:
         session.run("delete from roster")
         _write_roster(session, new)
 
 
 def start_roster(session: Session) -> None:
-    """Sign the list of writers and policies of an empty database, once.
+    """Sign the list of writers, policies and keys of a database that is being made; it never gets another."""
+    if session.seals:
+        _write_roster(session, Roster())
+
+
+def _check_roster(session: Session) -> None:
+    """Refuse a database whose list was not signed with the project's secret.
 
     Raises:
-        StoreError: the database is not empty, so its list was removed, or it was filled without the project's secret.
+        StoreError: it has no such list.
     """
-    if session.rows("select 1 from roster"):
-        return
-    session.run("update changes set count = count")
-    if session.rows("select 1 from roster"):  # another gateway was first
-        return
-    for table in ("events", "checkpoints", "heads", "policies", "replays"):
-        if session.rows(f"select 1 from {table} limit 1"):
-            raise StoreError(
-                "the database has no signed list of writers: someone removed it, or filled the database without the "
-                "project's secret; run `arbitrage records verify`, and restore a backup or name another database"
-            )
-    _write_roster(session, Roster())
+    roster, valid = read_roster(session)
+    if not valid:
+        state = "no signed list of writers" if roster is None else "a list of writers that is not as it was signed"
+        raise StoreError(
+            f"the database has {state}: someone removed or changed it, or made the database without the project's secret; "
+            "run `arbitrage records verify`, and restore a backup or name another database"
+        )
 
 
 def _write_roster(session: Session, roster: Roster) -> None:
@@ -163,11 +174,11 @@ def sign_all_heads(session: Session) -> None:
     Of a chain that has a head, only events that follow from it under its key are added.
 
     Raises:
-        StoreError: the database has no signed list of writers, and is not empty.
+        StoreError: the database has no signed list of writers.
     """
     if not session.seals:
         return
-    start_roster(session)
+    _check_roster(session)
     writers = [writer for (writer,) in session.rows("select writer from events union select writer from checkpoints")]
     heads = dict(_heads(session))
     ends = {
@@ -335,7 +346,7 @@ def _name_of(link: Link) -> str:
 
 
 _UNSIGNED = (
-    "nothing vouches for these events: there is no signed list of writers; it was removed, or the database was filled "
+    "nothing vouches for this database: there is no signed list of writers; it was removed, or the database was made "
     "without the project's secret"
 )
 
@@ -356,6 +367,7 @@ async def verify(store: Store, copy: Head | None = None) -> list[str]:
         _file_faults,
         lambda session: chain_faults(session, copy),
         lambda session: policy_faults(session, copy),
+        key_faults,
         replay_faults,
         row_faults,
     )
@@ -406,7 +418,7 @@ class _Chains:
             yield from self._writer_faults(writer, rows)
         for writer in sorted({*self._listed, *self._heads, *self._writers} - seen):
             yield from self._end_faults(writer, self._starts.get(writer, Checkpoint()), {}, has_events=False)
-        yield from self._roster_faults(seen)
+        yield from self._roster_faults()
 
     @property
     def _listed(self) -> set[str]:
@@ -464,14 +476,16 @@ class _Chains:
             gone = "its signed head was" if has_events or end.seq else "its events and its signed head were"
             yield f"writer {writer}: {gone} removed; the signed list of writers has it"
 
-    def _roster_faults(self, seen: set[str]) -> Iterator[str]:
+    def _roster_faults(self) -> Iterator[str]:
         if not self._session.seals:
             return
         if self._roster is None:
-            if seen or self._heads or self._starts:
-                yield _UNSIGNED
+            yield _UNSIGNED
         elif not self._roster_valid:
-            yield "the list of writers and policies is not as it was signed"
+            yield "the list of writers, policies and keys is not as it was signed"
+        else:
+            for writer in sorted(self._heads.keys() - self._listed):
+                yield f"writer {writer}: the signed list of writers is an earlier one, without it"
 
 
 def _noting(rows: Iterator[StoredLink], due: set[int], hashes: dict[int, str]) -> Iterator[StoredLink]:
@@ -510,6 +524,36 @@ def _history_faults(session: Session, rows: Iterator[Sequence[Any]]) -> Iterator
         elif session.seals and not session.seals.fits(seal, "policy", previous, *row[:-1]):
             yield f"policy {name}, version {version}: it is not what was installed"
         previous, due = str(seal), version + 1
+
+
+KEY = "id, sha256, scope, label, created, revoked, expires, policies"
+SIGN_IN = "sha256, key_id, created, expires"
+
+
+def is_intact_key(session: Session, row: Sequence[Any], roster: Roster | None) -> bool:
+    """Return whether a key is what was created, or revoked, last; `row` has the columns of `KEY` and the seal."""
+    *values, seal = row
+    if not session.seals:
+        return True
+    listed = roster is not None and roster.keys.get(values[0]) == seal
+    return listed and session.seals.fits(seal, "key", *values)
+
+
+def key_faults(session: Session) -> list[str]:
+    """Return which API keys and sign-ins were inserted, changed or removed."""
+    if not session.seals:
+        return []
+    roster, _ = read_roster(session)
+    rows = session.rows(f"select {KEY}, seal from keys order by id")
+    faults = [
+        f"key {row[0]!r:.80}: it is not what was created" for row in rows if not is_intact_key(session, row, roster)
+    ]
+    missing = sorted((roster or Roster()).keys.keys() - {row[0] for row in rows})
+    faults += [f"key {id}: it was removed; the signed list has it" for id in missing]
+    for *values, seal in session.rows(f"select {SIGN_IN}, seal from sign_ins"):
+        if not session.seals.fits(seal, "sign-in", *values):
+            faults.append(f"a sign-in to the console with key {values[1]!r:.80} is not what was written")
+    return faults
 
 
 def replay_faults(session: Session) -> list[str]:

@@ -1,5 +1,6 @@
 """API keys, kept as digests, and who is signed in to the console with one."""
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -8,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.store.integrity import KEY, SIGN_IN, enrol, is_intact_key, read_roster
 from conformal_arbitrage.store.record import decode_names
 from conformal_arbitrage.store.session import CHANGED, Job, Session, operation, prepared
 
@@ -20,6 +22,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     Attributes:
         expires: when it stops being valid; None for never.
         policies: the only policies it is good for; None for all.
+        intact: whether it is what was created, as far as the store's keys can tell.
     """
 
     id: str
@@ -29,6 +32,7 @@ class KeyInfo(Struct, frozen=True, kw_only=True):
     revoked: float | None = None
     expires: float | None = None
     policies: tuple[str, ...] | None = None
+    intact: bool = True
 
 
 class SignIn(Struct, frozen=True, kw_only=True):
@@ -52,7 +56,8 @@ class SignIn(Struct, frozen=True, kw_only=True):
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KEYS = "select id, scope, label, created, revoked, expires, policies from keys "
+_KEYS = f"select {KEY}, seal from keys "
+_log = logging.getLogger("conformal_arbitrage.store")
 
 
 @prepared("write")
@@ -71,10 +76,11 @@ def create(
     names = None if policies is None else msgspec.json.encode(list(policies)).decode()
 
     def insert(session: Session) -> None:
-        session.run(
-            "insert into keys (id, sha256, scope, label, created, expires, policies) values (?, ?, ?, ?, ?, ?, ?)",
-            *(id, sha256, scope, label, session.now(), expires, names),
-        )
+        ends = None if expires is None else float(expires)
+        row = (id, sha256, scope, label, session.now(), None, ends, names)
+        seal = session.seals.sign("key", *row)
+        session.run(f"insert into keys ({KEY}, seal) values (?, ?, ?, ?, ?, ?, ?, ?, ?)", *row, seal)
+        enrol(session, keys={id: seal or ""})
         session.run(CHANGED)
 
     return insert
@@ -82,19 +88,40 @@ def create(
 
 @operation("read")
 def find(session: Session, sha256: str) -> KeyInfo | None:
-    """Return the key with this digest, revoked or not."""
+    """Return the key with this digest, revoked or not; one that is not what was created does not work."""
     rows = session.rows(_KEYS + "where sha256 = ?", sha256)
-    return _key(rows[0]) if rows else None
+    key = next(iter(_keys(session, rows)), None)
+    return key if key is not None and _works(key) else None
+
+
+def _works(key: KeyInfo) -> bool:
+    if not key.intact:
+        _log.error(
+            "key %r was inserted or changed in the database, and is refused; run `arbitrage records verify`", key.id
+        )
+    return key.intact
+
+
+@operation("read")
+def exist(session: Session) -> bool:
+    """Return whether a key was ever created: one that someone deleted counts, since calls without one are admin's."""
+    roster, _ = read_roster(session)
+    return bool(session.rows("select 1 from keys limit 1")) or (roster is not None and bool(roster.keys))
 
 
 @operation("read")
 def list_all(session: Session) -> list[KeyInfo]:
     """Return all keys, oldest first."""
-    return [_key(row) for row in session.rows(_KEYS + "order by created, id")]
+    return _keys(session, session.rows(_KEYS + "order by created, id"))
 
 
-def _key(row: Sequence[Any]) -> KeyInfo:
-    id, scope, label, created, revoked, expires, policies = row
+def _keys(session: Session, rows: Sequence[Sequence[Any]]) -> list[KeyInfo]:
+    roster, valid = read_roster(session) if rows and session.seals else (None, False)
+    return [_key(row, intact=is_intact_key(session, row, roster if valid else None)) for row in rows]
+
+
+def _key(row: Sequence[Any], *, intact: bool) -> KeyInfo:
+    id, _, scope, label, created, revoked, expires, policies, _ = row
     return KeyInfo(
         id=id,
         scope=scope,
@@ -103,15 +130,25 @@ def _key(row: Sequence[Any]) -> KeyInfo:
         revoked=revoked,
         expires=expires,
         policies=None if policies is None else decode_names(policies, f"the policies of key {id}"),
+        intact=intact,
     )
 
 
 @operation("write")
 def revoke(session: Session, id: str) -> bool:
     """Mark a key as revoked, keeping the time of the first revocation; return whether there is such a key."""
-    count = session.run("update keys set revoked = coalesce(revoked, ?) where id = ?", session.now(), id)
+    session.run("update changes set count = count")  # as for the roster
+    rows = session.rows(_KEYS + "where id = ?", id)
+    roster, _ = read_roster(session)
+    for row in rows:
+        revoked = session.now() if row[5] is None else row[5]
+        seal = row[-1]
+        if is_intact_key(session, row, roster):  # revoking must not vouch for what someone changed
+            seal = session.seals.sign("key", *row[:5], revoked, *row[6:-1])
+            enrol(session, keys={id: seal or ""})
+        session.run("update keys set revoked = ?, seal = ? where id = ?", revoked, seal, id)
     session.run(CHANGED)
-    return count == 1
+    return len(rows) == 1
 
 
 # --- Sign-ins ---
@@ -122,9 +159,10 @@ def sign_in(session: Session, sha256: str, key_id: str, *, seconds: float) -> No
     """Note that someone signed in with a key, for so many seconds; `sha256` is the digest of their cookie."""
     now = session.now()
     session.run("delete from sign_ins where expires <= ?", now)
+    row = (sha256, key_id, now, now + seconds)
     session.run(
-        "insert into sign_ins (sha256, key_id, created, seen, expires) values (?, ?, ?, ?, ?)",
-        *(sha256, key_id, now, now, now + seconds),
+        f"insert into sign_ins ({SIGN_IN}, seen, seal) values (?, ?, ?, ?, ?, ?)",
+        *(*row, now, session.seals.sign("sign-in", *row)),
     )
 
 
@@ -132,18 +170,20 @@ def sign_in(session: Session, sha256: str, key_id: str, *, seconds: float) -> No
 def find_sign_in(session: Session, sha256: str) -> SignIn | None:
     """Return who signed in with a cookie of that digest, unless their time is over."""
     now = session.now()
-    rows = session.rows(
-        "select k.id, k.scope, k.label, k.policies, k.revoked, k.expires, s.created, s.seen from sign_ins s "
-        "join keys k on k.id = s.key_id where s.sha256 = ? and s.expires > ?",
-        *(sha256, now),
-    )
-    for id, scope, label, policies, revoked, expires, created, seen in rows:
+    for *row, seen, seal in session.rows(f"select {SIGN_IN}, seen, seal from sign_ins where sha256 = ?", sha256):
+        _, key_id, created, expires = row
+        if session.seals and not session.seals.fits(seal, "sign-in", *row):
+            _log.error("a sign-in with key %r was inserted or changed in the database, and is refused", key_id)
+            return None
+        key = next(iter(_keys(session, session.rows(_KEYS + "where id = ?", key_id))), None)
+        if key is None or expires <= now:
+            return None
         return SignIn(
-            key_id=id,
-            scope=scope,
-            label=label,
-            policies=None if policies is None else decode_names(policies, f"the policies of key {id}"),
-            valid=revoked is None and (expires is None or expires > now),
+            key_id=key_id,
+            scope=key.scope,
+            label=key.label,
+            policies=key.policies,
+            valid=_works(key) and key.revoked is None and (key.expires is None or key.expires > now),
             created=created,
             idle=max(0.0, now - seen),
         )

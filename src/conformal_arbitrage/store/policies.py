@@ -219,7 +219,8 @@ def _is_intact(session: Session, row: Sequence[Any], listed: Mapping[str, tuple[
     *values, seal, previous, newest = row
     if not session.seals:
         return True
-    if listed.get(values[0], (0, ""))[0] != newest:
+    version, listed_seal = listed.get(values[0], (0, ""))
+    if version != newest or (values[1] == newest and seal != listed_seal):
         return False
     return session.seals.fits(seal, "policy", previous or "", *values)
 

@@ -39,7 +39,7 @@ create table heads (
     writer {text} primary key, seq {integer} not null, hash {text} not null, at {real} not null, seal {text} not null
 );
 
--- One row: the names of all writers and the newest version of every policy, signed.
+-- One row: the names of all writers, the newest version of every policy and all API keys, signed.
 create table roster (document {text} not null, seal {text} not null);
 
 -- One row: the fingerprint of the secret that the database was made with.
@@ -55,13 +55,13 @@ create table probes (id {text} primary key, body {bytes} not null);
 -- API keys by digest.
 create table keys (
     id {text} primary key, sha256 {text} not null unique, scope {text} not null, label {text} not null,
-    created {real} not null, revoked {real}, expires {real}, policies {text}
+    created {real} not null, revoked {real}, expires {real}, policies {text}, seal {text}
 );
 
 -- Who is signed in to the console, by the digest of their cookie.
 create table sign_ins (
     sha256 {text} primary key, key_id {text} not null, created {real} not null, seen {real} not null,
-    expires {real} not null
+    expires {real} not null, seal {text}
 );
 create index sign_ins_by_expiry on sign_ins (expires);
 
@@ -274,7 +274,7 @@ def migrate(session: Session, location: str) -> StoreSchema:
         migration(session)
     session.run("delete from schema_version")
     session.run("insert into schema_version (version, readable_by) values (?, ?)", len(MIGRATIONS), least_reader())
-    if schema.version == 0 and session.seals:
+    if schema.version == 0:
         start_roster(session)
     return StoreSchema(version=len(MIGRATIONS), readable_by=least_reader(), before=schema.version)
 

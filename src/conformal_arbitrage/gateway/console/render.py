@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host
+from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host, check_own_machine
 from conformal_arbitrage.gateway.http import caller_left
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
 from conformal_arbitrage.store import keys, reviews
@@ -175,6 +175,8 @@ class SignIns:
 
     async def _known(self, request: Request) -> Visitor:
         if self._authenticator.needs_no_key:
+            peer = None if request.client is None else request.client.host
+            check_own_machine(request.headers.get("host", ""), peer)
             return Visitor(
                 key_id=ANONYMOUS, name=ANONYMOUS, scope="admin", csrf=self._token("no keys yet"), keyless=True
             )
