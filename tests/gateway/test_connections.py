@@ -292,6 +292,31 @@ def test_a_refused_request_that_never_ends_is_cut_off(house):
         assert sent < 100_000_000
 
 
+def test_whoever_is_refused_while_reading_is_paused_and_leaves_gives_its_place_back(house):
+    gateway = house(gateway={**PATIENT, "max_body": 10_000, "connections_per_address": 60})
+    head = b"POST /v1/decisions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + JSON + b"\r\n"
+    peers = [connect(gateway, "127.0.0.5") for _ in range(60)]
+    for peer in peers:
+        peer.sendall(head + b"ffffff\r\n" + b"x" * 150_000)
+    assert until(lambda: closed(gateway, "body_too_large")) == 60
+    for peer in peers:
+        peer.close()
+    until(lambda: "arbitrage_connections 1.0" in gateway.get("/metrics").text, 30)
+    with connect(gateway, "127.0.0.5") as again:
+        again.sendall(request(DECISION))
+        assert again.recv(12) == b"HTTP/1.1 200"
+
+
+def test_whoever_is_refused_and_stays_without_reading_or_leaving_is_cut_off(house):
+    gateway = house(gateway={**PATIENT, "max_body": 10_000})
+    head = b"POST /v1/decisions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + JSON + b"\r\n"
+    with connect(gateway) as peer:
+        peer.sendall(head + b"ffffff\r\n" + b"x" * 150_000)
+        assert status_of(peer) == 413
+        until(lambda: "arbitrage_connections 1.0" in gateway.get("/metrics").text, 30)
+    assert closed(gateway, "refused_timeout") == 1
+
+
 # connections
 
 

@@ -549,6 +549,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.phase, self.since = phase, None
         self._room = _MOST_DISCARDED
         self.guard.finished(self)
+        self.flow.resume_reading()  # or the peer's leaving is never noticed
 
     def resume_writing(self) -> None:
         """Note that the peer reads."""
@@ -563,8 +564,8 @@ class GuardedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def is_waiting(self) -> bool:
-        """Return whether there is no whole request to answer."""
-        return self.phase in ("idle", "head") and not self._is_answering()
+        """Return whether there is no request to answer: none is whole, or it was refused."""
+        return self.phase == "refused" or (self.phase in ("idle", "head", "draining") and not self._is_answering())
 
     def _is_answering(self) -> bool:
         return self._answering is not None and not self._answering.response_complete
@@ -574,12 +575,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._check_reading(now)
         if self.transport.is_closing():
             return
-        if self.phase == "serving" or self.flow.read_paused:
+        if self.phase == "serving" or self._holds_back():
             self.since = None  # it is our turn
         elif self.since is None:
             self.since = now
         elif now - self.since > self._allowed():
             self._expire()
+
+    def _holds_back(self) -> bool:
+        """Return whether we do not read because a request is being answered; after a refusal nothing excuses waiting."""
+        return self.flow.read_paused and self.phase != "refused" and self._is_answering()
 
     def _check_reading(self, now: float) -> None:
         if not (self.flow.write_paused or self.transport.is_closing()):
@@ -628,8 +633,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Reply to a request that is not whole, and end the connection; if another is being answered, only end it."""
-        current = self._is_answering()
-        if current and (self._answering is not self.cycle or self.phase != "body" or self.cycle.response_started):
+        ours = self._answering is self.cycle and self.phase == "body" and not self.cycle.response_started
+        if self.transport.is_closing() or (self._is_answering() and not ours):
             self._abort()
             return
         code = {400: "invalid_http", 429: "rate_limit_exceeded"}.get(status, _REASONS[status].lower().replace(" ", "_"))
