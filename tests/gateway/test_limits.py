@@ -144,3 +144,40 @@ def test_a_decision_that_cannot_be_recorded_does_not_leave(house):
         database.execute("rollback")
     assert gateway.decide().status_code == 200
     assert len(gateway.records()) == 1
+
+
+def test_a_key_has_so_much_room_for_feedback_on_a_record_which_stays_whole_and_small(house):
+    gateway = house()
+    caller, other, admin = gateway.key("call"), gateway.key("review"), gateway.keyed("admin")
+    caller, other = ({"Authorization": f"Bearer {secret}"} for secret, _ in (caller, other))
+    ids = [gateway.decide(headers=caller).headers["x-arbitrage-decision-id"] for _ in range(2)]
+
+    def say(id, feedback, headers=caller):
+        return gateway.post(f"/v1/arbitrage/records/{id}/feedback", feedback, headers=headers)
+
+    for _ in range(3):
+        error_of(say(ids[0], {"comment": "x" * 900_000}), 409, "feedback_full")
+    large = [say(ids[0], {"comment": "x" * 20_000}).status_code for _ in range(5)]
+    assert large == [200] * 3 + [409] * 2
+    many = [say(ids[1], {"label": number}).status_code for number in range(60)]
+    assert many == [200] * 50 + [409] * 10
+    assert all(say(id, {"grades": {"primary": 0, "guardian": 1}}, other).status_code == 200 for id in ids)
+    shown = [gateway.get(f"/v1/arbitrage/records/{id}", headers=admin) for id in ids]
+    assert [len(reply.json()["feedback"]) for reply in shown] == [4, 51]
+    assert max(len(reply.content) for reply in shown) < 100_000
+    page = gateway.get("/v1/arbitrage/records", headers=admin)
+    assert [len(record["feedback"]) for record in page.json()["data"]] == [51, 4]
+
+
+def test_feedback_sent_at_once_stays_within_its_room(house):
+    gateway = house()
+    id = gateway.decide().headers["x-arbitrage-decision-id"]
+    calls = [
+        threading.Thread(target=gateway.post, args=(f"/v1/arbitrage/records/{id}/feedback", {"label": n}))
+        for n in range(70)
+    ]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert len(gateway.get(f"/v1/arbitrage/records/{id}").json()["feedback"]) == 50

@@ -6,8 +6,8 @@ import pytest
 
 from conformal_arbitrage.monitoring.votes import LEVELS
 from conformal_arbitrage.store import reviews
-from tests.gateway.house import DECISION, UNSURE, error_of, until, votes
-from tests.gateway.people import LONG, TEAM, Later, PeopleHouse
+from tests.gateway.house import DECISION, UNSURE, error_of, hanging, until, votes
+from tests.gateway.people import LONG, TEAM, Later, PeopleHouse, settled
 
 SURE = (0.9, 0.1)
 
@@ -124,3 +124,70 @@ def test_callers_who_wait_do_not_keep_reviewers_out(crew):
     until(lambda: house.with_store(lambda store: store.run(reviews.open_places)), LONG)
     ann.decide(1)
     assert call.result().status_code == 200
+
+
+def letter(name):
+    return {**DECISION, "input": f"Letter {name}."}
+
+
+def open_places(house):
+    return house.with_store(lambda store: store.run(reviews.open_places))
+
+
+def test_one_key_cannot_take_all_places_where_callers_wait_for_people(crew):
+    house, (ann, _) = crew(gateway={"max_in_flight": 8})
+    calls = [asked(house, letter(number)) for number in range(2)]
+    until(lambda: open_places(house) == 2, LONG)
+    told = asked(house, letter("more"), **{"Idempotency-Key": "k"}).result()
+    error_of(told, 409, "review_pending")
+    assert told.headers["x-should-retry"] == "true"
+    assert open_places(house) == 3  # it is decided all the same
+    location = told.headers["location"]
+    assert house.get(f"{location}?wait=50").json()["status"] == "waiting"  # at once
+    other = Later(lambda: house.decide(letter("other"), headers=house.keyed("call")))
+    until(lambda: open_places(house) == 4, LONG)
+    for _ in range(4):
+        ann.decide(1)
+    assert [call.result().status_code for call in (*calls, other)] == [200] * 3
+    assert until(lambda: house.get(location).json()["status"] == "decided", LONG)
+    assert asked(house, letter("more"), **{"Idempotency-Key": "k"}).result().status_code == 200
+
+
+def test_a_key_without_places_is_told_to_come_back_also_where_late_answers_fall_back(crew):
+    review = {"wait": 50.0, "late": "fallback"}
+    house, (ann, _) = crew(gateway={"max_waiting_per_key": 1}, review=review, task={"safe_action": "c"})
+    ann.claim()  # somebody is there
+    call = asked(house)
+    until(lambda: open_places(house) == 1, LONG)
+    error_of(asked(house, letter("more")).result(), 409, "review_pending")
+    ann.decide(1)
+    assert (call.result().status_code, "fallback" in call.result().text) == (200, False)
+
+
+def test_callers_of_one_idempotency_key_cannot_take_all_places(house):
+    gateway = house(primary=hanging, gateway={"max_waiting_per_key": 2})
+    gateway.headers = gateway.keyed("call")
+    calls = [Later(lambda: gateway.decide(headers={"Idempotency-Key": "k"})) for _ in range(4)]
+    refused = until(lambda: [call for call in calls if call.done], LONG)
+    error_of(refused[0].result(), 409, "under_way")
+    settled()
+    assert sum(call.done for call in calls) == 1
+    gateway.stop()
+    for call in calls:
+        call.result()
+
+
+def test_operators_are_served_while_callers_take_all_places(crew):
+    house, (ann, _) = crew(gateway={"max_in_flight": 2, "max_waiting_per_key": 2})
+    calls = [asked(house, letter(number)) for number in range(2)]
+    until(lambda: open_places(house) == 2, LONG)
+    error_of(asked(house, letter("more")).result(), 429, "rate_limit_exceeded")
+    admin, policy = house.keyed("admin"), "/v1/arbitrage/policies/support"
+    assert house.get("/metrics", headers=house.keyed("metrics")).status_code == 200
+    assert house.get("/health/ready").status_code == 200
+    assert house.get(f"{policy}/monitor", headers=admin).status_code == 200
+    error_of(house.post(f"{policy}/lift", {"reason": "a test"}, headers=admin), 409, "no_alarm")
+    assert house.post(f"{policy}/rollback", {}, headers=admin).status_code != 429
+    for _ in range(2):
+        ann.decide(1)
+    assert [call.result().status_code for call in calls] == [200, 200]

@@ -1,6 +1,7 @@
 """Routes beside those that decide: records, monitor, reviews, webhooks, OpenAPI."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
@@ -163,7 +164,13 @@ class RecordRoutes:
         if feedback.grades is not None:
             self._check_grades(feedback, record, request.caller)
         body = FeedbackBody(**msgspec.structs.asdict(feedback), by=request.caller.id)
-        await self._store.run(events.commit, [Event(id=record.id, body=body)])
+        full = await self._store.run(events.add_feedback, Event(id=record.id, body=body))
+        if full is not None:
+            raise RequestError(
+                f"this key has sent feedback on this decision {full[0]} times, {full[1]} bytes in all; at most "
+                f"{events.MOST_FEEDBACK} times and {events.FEEDBACK_BYTES} bytes are kept: send less, or keep it elsewhere",
+                status=409, code="feedback_full",
+            )  # fmt: skip
         return json_response({"id": record.id, "status": "recorded"})
 
     def _check_grades(self, feedback: Feedback, record: DecisionRecord, caller: Caller) -> None:
@@ -416,12 +423,12 @@ class ReviewRoutes:
     async def progress(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/reviews/{decision}: how far people have come, and the reply once there is one."""
         decision = str(request.path_params["decision"])[:64].replace("\0", "")
-        ends = asyncio.get_running_loop().time() + _wait(request)
-        while True:
-            document = await self._progress(request, decision)
-            if document["status"] != "waiting" or asyncio.get_running_loop().time() >= ends:
-                return json_response(document)
-            await asyncio.sleep(TICK)
+        ends, document = time.monotonic() + _wait(request), await self._progress(request, decision)
+        with self._queue.places.held(request.caller.id) as patient:
+            while patient and document["status"] == "waiting" and time.monotonic() < ends:
+                await asyncio.sleep(TICK)
+                document = await self._progress(request, decision)
+        return json_response(document)
 
     async def _progress(self, request: Incoming, decision: str) -> dict[str, object]:
         review = await self._store.run(reviews.request_of, decision)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -47,7 +47,7 @@ from conformal_arbitrage.gateway.policies import (
     pairs_of,
 )
 from conformal_arbitrage.gateway.requests import DecisionRoutes
-from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter
+from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter, WaitingPlaces
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import ROLES, Config, GatewayConfig, webhooks_of
@@ -210,7 +210,7 @@ class Gateway:
         self.breakers = models.breakers
         self._models = models
         self._telemetry = telemetry
-        self.queue = ReviewQueue(store, config.teams, self.secret)
+        self.queue = ReviewQueue(store, config.teams, self.secret, WaitingPlaces(config.gateway.waiting_places))
         pairs = pairs_of(models, calls_limit(store, config.gateway), self.queue)
         check_spending(config, models)
         self.policies = PolicyTable(config, store, pairs, secret)
@@ -222,8 +222,8 @@ class Gateway:
         self.refresher = Refresher(store.change_count, *subscribers)
         self._recording = Refresher(store.writable, *subscribers)  # before a model is paid
         self.access = AccessLog(metrics, log)
-        # callers who wait do not keep those out they wait for
-        self._limits = {reviewing: RequestLimits(config.gateway) for reviewing in (False, True)}
+        # a lane for each scope: callers who wait keep out neither those they wait for nor operators
+        self._limits = {scope: RequestLimits(config.gateway) for scope in get_args(Scope)}
         self._deciding = DecisionRoutes(config.gateway, store, self.policies, Decider(self.secret), metrics, self.queue)
         self._checking: asyncio.Future[int] | None = None
         drain.at_end(self.queue.close)
@@ -310,7 +310,7 @@ class Gateway:
             scope,
             authenticator=self.authenticator,
             refresher=self._recording if path in _DECIDING else self.refresher,
-            limits=self._limits[scope == "review"],
+            limits=self._limits[scope],
             largest_body=self.config.gateway.max_body,
             access=self.access,
             trace=None if self._telemetry is None else self._telemetry.request,

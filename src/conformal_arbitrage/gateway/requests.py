@@ -43,7 +43,14 @@ from conformal_arbitrage.gateway.http import DECISION_ID, Incoming, caller_left,
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
 from conformal_arbitrage.gateway.responses import ResponseShape, read_response
-from conformal_arbitrage.gateway.review_queue import EXPIRED, PENDING, ReviewQueue, StillDecidingError
+from conformal_arbitrage.gateway.review_queue import (
+    EXPIRED,
+    PATIENT,
+    PENDING,
+    ReviewQueue,
+    StillDecidingError,
+    WaitingPlaces,
+)
 from conformal_arbitrage.live.config import KEY_LABEL, GatewayConfig
 from conformal_arbitrage.live.reviewers import ReviewTerms
 from conformal_arbitrage.live.rule import ConformalArbitrage, guardian_failure
@@ -328,7 +335,8 @@ class DecisionRoutes:
         self._policies = policies
         self._decider = decider
         self._metrics = metrics
-        self._idempotency = Idempotency(store, metrics)
+        self._places = queue.places
+        self._idempotency = Idempotency(store, metrics, queue.places)
         self._sessions = Sessions(store)
         self._reviews = ReviewedRequests(store, queue, self._idempotency, decider)
 
@@ -427,13 +435,20 @@ class DecisionRoutes:
 
     async def _decide(self, attempt: Attempt) -> list[Outcome] | Waiting:
         """Decide about every question of a request, or say that people have yet to decide about one."""
-        calls = [self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))]
-        results = await all_settled(calls)
-        outcomes = [result for result in results if isinstance(result, Outcome)]
         terms = attempt.asked.policy.pair.review
+        if terms is None:
+            results = await self._decide_all(attempt)
+        else:
+            with self._places.held(attempt.asked.caller_id) as patient:
+                PATIENT.set(patient)
+                results = await self._decide_all(attempt)
+        outcomes = [result for result in results if isinstance(result, Outcome)]
         if len(outcomes) == len(results) or terms is None:
             return outcomes
         return await self._reviews.waiting(attempt, terms)
+
+    async def _decide_all(self, attempt: Attempt) -> list[Outcome | None]:
+        return await all_settled([self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))])
 
     async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
         """Decide about one question; None if people have yet to decide."""
@@ -829,10 +844,12 @@ class Idempotency:
     Args:
         store: where keys and replies are kept.
         metrics: counts commits and replays.
+        places: of requests that wait for another with the same key.
     """
 
-    def __init__(self, store: Store, metrics: Metrics) -> None:
+    def __init__(self, store: Store, metrics: Metrics, places: WaitingPlaces) -> None:
         self._store = store
+        self._places = places
         self._metrics = metrics
         self._renewing: dict[str, asyncio.Task[None]] = {}  # the claims of requests without a key, by owner
 
@@ -922,18 +939,21 @@ class Idempotency:
         """Wait for the claim, or for the response of whoever holds it."""
         if not 0 < len(key) <= 255 or not key.isprintable():
             raise RequestError("Idempotency-Key must have 1 to 255 printable characters", code="bad_idempotency_key")
-        ends = time.monotonic() + LONGEST_WAIT
-        while time.monotonic() < ends:
-            claimed = await self._try_claim(caller_id, key, sha256)
-            if isinstance(claimed, Claim | SavedResponse):
-                return claimed
-            if claimed == "other body":
-                raise RequestError(
-                    "this Idempotency-Key was used with another request", status=422, code="idempotency_key_reused",
-                    headers={"x-should-retry": "false"},
-                )  # fmt: skip
-            await asyncio.sleep(0.05)
-        raise _in_progress()
+        claimed = await self._try_claim(caller_id, key, sha256)
+        if claimed == "under way":
+            with self._places.held(caller_id) as patient:
+                ends = time.monotonic() + (LONGEST_WAIT if patient else 0.0)
+                while claimed == "under way" and time.monotonic() < ends:
+                    await asyncio.sleep(0.05)
+                    claimed = await self._try_claim(caller_id, key, sha256)
+        if claimed == "under way":
+            raise _in_progress()
+        if claimed == "other body":
+            raise RequestError(
+                "this Idempotency-Key was used with another request", status=422, code="idempotency_key_reused",
+                headers={"x-should-retry": "false"},
+            )  # fmt: skip
+        return claimed
 
     async def _taken_over(self, caller_id: str, key: str, sha256: str) -> SavedResponse:
         """Return the response of the gateway that took over a claim."""

@@ -3,7 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 
@@ -164,6 +167,8 @@ _NEXT_ATTEMPT = 30.0
 _SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
 """Seconds until a second opinion comes before other questions, and until it is given up."""
 _OPEN = ReviewOutcome(state="open")
+PATIENT = ContextVar("PATIENT", default=True)
+"""Whether the request being decided has a place to wait for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +205,32 @@ class Assignment:
     primary_choice: int | None = None
 
 
+class WaitingPlaces:
+    """The places of requests that are held until something happens: so many for each key, so that others find room.
+
+    Args:
+        most: places for each key.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def held(self, caller_id: str) -> Generator[bool]:
+        """Hold a place as long as the block runs; yield whether there was one: else the request must not wait."""
+        if self._taken[caller_id] >= self._most:
+            yield False
+            return
+        self._taken[caller_id] += 1
+        try:
+            yield True
+        finally:
+            self._taken[caller_id] -= 1
+            if not self._taken[caller_id]:
+                del self._taken[caller_id]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
     """A caller who waits for a decision."""
@@ -215,10 +246,12 @@ class ReviewQueue:
         store: holds the queue.
         teams: who is on which team.
         secret: the project's; decides which questions get a second opinion, and when audits are due.
+        places: of callers who wait.
     """
 
-    def __init__(self, store: Store, teams: Mapping[str, TeamConfig], secret: bytes) -> None:
+    def __init__(self, store: Store, teams: Mapping[str, TeamConfig], secret: bytes, places: WaitingPlaces) -> None:
         self.teams = teams
+        self.places = places
         self.wake = asyncio.Event()
         self.instructions: dict[str, str] = {}
         self._store = store
@@ -452,11 +485,12 @@ class ReviewScorer:
             raise UpstreamError(f"the team {self.terms.name!r} answers through a gateway only; start `arbitrage serve`")
         settings, id = self.terms.settings, str(query.id)
         late = settings.late == "fallback"
+        patient = PATIENT.get()
         wait = 0.0 if late and not await self._queue.someone_is_there(self.terms.name) else settings.wait
-        outcome = await self._queue.outcome(id, wait=wait)
+        outcome = await self._queue.outcome(id, wait=wait if patient else 0.0)
         if outcome.action is not None:
             return _scores(outcome, query)
-        if outcome.state == "open" and not late:
+        if outcome.state == "open" and (not late or not patient):
             raise StillDecidingError("people are still deciding; send the same request again", status=409, code=PENDING)
         if outcome.state == "failed":
             raise UpstreamError(f"nobody on the team {self.terms.name!r} could tell")

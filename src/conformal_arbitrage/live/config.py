@@ -169,10 +169,10 @@ def _check_pair(config: "Config", policy: str, refusal: Callable[..., ConfigErro
 
 _LONGEST_DRAIN = 3600
 _LIMITS = (
-    "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "requests_per_minute",
-    "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header", "header_timeout", "body_timeout",
-    "body_rate", "retain_days", "idle_timeout", "write_timeout", "max_connections", "connections_per_address",
-    "database_connections", "primary_timeout",
+    "max_body", "max_questions", "max_actions", "max_action_length", "max_depth", "max_in_flight", "max_waiting_per_key",
+    "requests_per_minute", "guardian_calls_per_minute", "guardian_cost_per_hour", "audit_deadline", "max_header",
+    "header_timeout", "body_timeout", "body_rate", "retain_days", "idle_timeout", "write_timeout", "max_connections",
+    "connections_per_address", "database_connections", "primary_timeout",
 )  # fmt: skip
 
 
@@ -489,6 +489,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             gateway listens beyond loopback, since something there sends requests to it, and 0 on loopback.
         grace: seconds after that for requests in flight; those that take longer are cut off.
         primary_timeout: seconds for a Primary's call, after which the Guardian is asked; nothing is repeated before that.
+        max_waiting_per_key: requests of one API key that are held until people have decided, or until another with the same
+            Idempotency-Key has ended; beyond, callers are told to come back. Unless set, a quarter of `max_in_flight`.
         max_header: bytes of a request's first line and headers.
         header_timeout: seconds for them.
         body_timeout: seconds for the body, and one more for each `body_rate` bytes of it.
@@ -522,6 +524,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_action_length: int = 10_000
     max_depth: int = 64
     max_in_flight: int = 512
+    max_waiting_per_key: int | None = None
     max_header: int = 32_768
     header_timeout: float = 10.0
     body_timeout: float = 20.0
@@ -540,6 +543,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     retain_days: float | None = None
     public_url: str | None = None
     webhooks: dict[str, WebhookConfig] = {}
+
+    @property
+    def waiting_places(self) -> int:
+        """How many requests of one key may be held."""
+        return max(1, self.max_in_flight // 4) if self.max_waiting_per_key is None else self.max_waiting_per_key
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

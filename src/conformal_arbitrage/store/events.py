@@ -115,6 +115,36 @@ class Commit(Struct, frozen=True):
             do_review_work(session, self.reviews, self.claim)
 
 
+MOST_FEEDBACK = 50
+"""How often one key may say something about one decision."""
+FEEDBACK_BYTES = 2**16
+"""How much stored text that may come to, so that every record can be shown whole."""
+
+
+@operation("write")
+def add_feedback(session: Session, event: Event) -> tuple[int, int] | None:
+    """Append feedback that a key sent, unless this decision would have too much of it.
+
+    What others said leaves the room of a key as it is: a caller could keep grades away otherwise.
+
+    Returns:
+        How often the key said something before and with how many bytes, if there is no room; None once it is appended.
+    """
+    text = encode(event.body, event.id)
+    rows = session.rows(
+        "select body, at from events where id = ? and kind = 'feedback' and kind <> 'decision' and body is not null",
+        event.id,
+    )
+    earlier = [(body, decode_later("feedback", body, event.id, at)) for body, at in rows]
+    sender = event.body.by if isinstance(event.body, FeedbackBody) else None
+    sizes = [len(body) for body, feedback in earlier if isinstance(feedback, FeedbackBody) and feedback.by == sender]
+    if len(sizes) >= MOST_FEEDBACK or sum(sizes) + len(text) > FEEDBACK_BYTES:
+        return len(sizes), sum(sizes)
+    session.append([(event, text)])
+    note_news(session, [event.id])
+    return None
+
+
 # --- Tallies: the record counted by policy, version and hour, each event once ---
 #
 # Every chain of events is read in order, and how far it was read is noted in the transaction that counts. What an event adds
