@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ConfigError, ProjectSecret, ScoreLog, calibrate
-from conformal_arbitrage.calibration.secret import FILE, draws, looks_folder, subkey, user_folder
+from conformal_arbitrage.calibration.secret import FILE, draws, subkey, user_folder
 
 
 @pytest.fixture(autouse=True)
@@ -59,19 +59,12 @@ def test_the_nearest_file_upwards_comes_next_and_the_users_last(tmp_path, caplog
     assert users.id in said
     assert ProjectSecret.find() == ProjectSecret.search() == users
     assert len(caplog.messages) == 1
-    assert looks_folder() == user_folder() == path.parent
+    assert user_folder() == path.parent
     above, project = ProjectSecret.create(tmp_path), ProjectSecret.create(tmp_path / "project")
     assert len({users.id, above.id, project.id}) == 3
     assert ProjectSecret.find() == project
-    assert looks_folder() == tmp_path / "project"
     (tmp_path / "project" / FILE).unlink()
     assert ProjectSecret.find() == above
-
-
-def test_looks_are_kept_in_the_users_folder_where_the_environment_holds_the_secret(tmp_path, monkeypatch):
-    ProjectSecret.create(tmp_path)
-    monkeypatch.setenv("ARBITRAGE_SECRET", "the-new-secret-of-us")
-    assert looks_folder() == user_folder()
 
 
 @pytest.mark.parametrize("text", ["short", "long-enough-for-one,short", " , "])

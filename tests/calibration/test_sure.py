@@ -101,7 +101,8 @@ def test_the_order_of_the_betting_test_is_the_keys_not_the_files():
     one, other = (calibrate(log, 0.05, confidence=0.95, key=KEY) for log in (GRADED, shuffled))
     assert one.relaxation == other.relaxation
     anonymous = ScoreLog.from_arrays(GRADED.primary.reshape(-1, 2), GRADED.guardian.reshape(-1, 2))
-    assert calibrate(anonymous, 0.05, confidence=0.95, key=KEY).status == "ok"
+    with pytest.raises(OptionError, match="needs ids, which fix the order of its test"):
+        calibrate(anonymous, 0.05, confidence=0.95, key=KEY)
     with pytest.raises(OptionError, match="needs a key"):
         calibrate(GRADED, 0.05, confidence=0.95)
 
@@ -111,7 +112,7 @@ def test_too_few_rows_always_defer():
     deferring = calibrate(few, 0.05, confidence=0.9, zero_one=True)
     assert deferring.status == "always_defer"
     assert Certificate.from_dict(deferring.to_dict()) == deferring
-    none_lost = ScoreLog.from_arrays([[0.9, 0.1]] * 45, [[1, 1]] * 45)
+    none_lost = ScoreLog.from_arrays([[0.9, 0.1]] * 45, [[1, 1]] * 45, id=[str(row) for row in range(45)])
     assert calibrate(none_lost, 0.05, confidence=0.9, zero_one=True).relaxation == 0
     assert calibrate(none_lost, 0.05, confidence=0.99, key=KEY).status == "always_defer"
     assert sure_rows_needed(0.05, confidence=0.9) == 45

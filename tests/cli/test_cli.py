@@ -145,7 +145,9 @@ def test_calibrating_on_rows_that_were_looked_at_says_so(run):
     clean = run("calibrate", "certify.parquet", "--alpha", "0.05", *PAIR, "--json")
     assert (clean.stderr, json.loads(clean.stdout).get("looked_at")) == ("", None)
     seen = run("calibrate", "explore.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
-    assert "was looked at once before (inspect): alpha and options must have been fixed" in seen.stderr
+    assert (
+        "was looked at 2 times before (inspect, calibrate), and this is calibration 2 of it: alpha and" in seen.stderr
+    )
     assert "must have been fixed before" in Certificate.load("c.json").looked_at
     fixed = run("calibrate", "explore.parquet", "--alpha", "0.05", *PAIR, "--fixed-before", "-o", "c.json")
     assert fixed.stderr == ""
@@ -161,12 +163,40 @@ def test_another_calibration_of_the_same_rows_says_that_they_were_looked_at(run,
 
     assert looked_at("--alpha", "0.05") is None
     assert looked_at("--alpha", "0.05") is None  # the same again chooses nothing
-    assert "looked at 2 times before (calibrate)" in looked_at("--alpha", "0.1")
-    assert "looked at 3 times before (calibrate)" in looked_at("--alpha", "0.05", "--boundary", "random")
+    assert "looked at 2 times before (calibrate), and this is calibration 2 of it" in looked_at("--alpha", "0.1")
+    drawn = ("--alpha", "0.05", "--boundary", "random")
+    assert "looked at 3 times before (calibrate), and this is calibration 3 of it" in looked_at(*drawn)
     looks_path().unlink()
     dial = ("--confidence", "0.9", "--dial")
     assert looked_at("--alpha", "0.05", *dial) is None
     assert looked_at("--alpha", "0.1", *dial) is None  # that may be chosen after looking
+
+
+def test_drawing_again_until_the_certificate_pleases_is_counted(run, monkeypatch):
+    """Another secret, folder, split, or seed of a learner or a chain: each is another calibration of the same rows."""
+
+    def looked_at(log, *options):
+        shown = json.loads(run("calibrate", log, "--alpha", "0.05", *options, "--json").stdout)
+        return shown.get("looked_at") or shown["evidence"].get("looked_at")
+
+    def drawn(secret):
+        monkeypatch.setenv("ARBITRAGE_SECRET", secret)
+        return looked_at("log.parquet", *PAIR, "--boundary", "random")
+
+    assert drawn("a-secret-of-some-length") is None
+    assert "this is calibration 2 of it" in drawn("another-secret-of-some-length")
+    monkeypatch.delenv("ARBITRAGE_SECRET")
+    ProjectSecret.create("another-folder")
+    monkeypatch.chdir("another-folder")
+    (Path.cwd() / "log.parquet").symlink_to(Path.cwd().parent / "log.parquet")
+    assert "this is calibration 3 of it" in looked_at("log.parquet", *PAIR, "--boundary", "random")
+    looks_path().unlink()
+    for seed in range(3):
+        run("learn", "log.parquet", *PAIR, "--seed", str(seed), "-o", "scored.parquet")
+        run("split", "log.parquet", "explore.parquet", "certify.parquet", *PAIR, "--seed", str(seed + 10))
+        noted = looked_at("scored.parquet"), looked_at("certify.parquet", *PAIR)
+        counts = [1 if note is None else int(note.split("this is calibration ")[1].split()[0]) for note in noted]
+        assert counts == [2 * seed + 1, 2 * seed + 2]
 
 
 def test_another_recommendation_on_the_same_rows_says_that_they_were_looked_at(run, monkeypatch):
@@ -195,8 +225,11 @@ def test_two_tables_with_the_same_ids_are_two_logs(run):
 def test_what_a_log_was_taken_from_is_known_from_its_file(run):
     run("evaluate", "log.parquet", "--alpha", "0.05", "--calibration-size", "500", "--trials", "2", *PAIR)
     run("split", "log.parquet", "explore.jsonl", "certify.parquet", *PAIR)
-    for part in ("explore.jsonl", "certify.parquet"):
-        assert "looked at once before (evaluate)" in run("calibrate", part, "--alpha", "0.05", *PAIR).stderr
+    for part, said_of_it in (
+        ("explore.jsonl", "once before (evaluate)"),
+        ("certify.parquet", "2 times before (evaluate, ca"),
+    ):
+        assert f"looked at {said_of_it}" in run("calibrate", part, "--alpha", "0.05", *PAIR).stderr
 
 
 def test_looks_never_stop_a_command(run, monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ def test_a_look_is_known_for_the_log_in_any_order_and_for_what_was_taken_from_it
     note_look(path, LOG.lineage(), "inspect")
     explore, certify = split(LOG)
     for other in (LOG, LOG.select(np.arange(50)[::-1]), explore, certify, split(certify)[0]):
-        assert looks_at(path, other.lineage()) == {"inspect": 1}
+        assert looks_at(path, other.lineage()).commands == {"inspect": 1}
     for name in ("c.parquet", "c.jsonl"):
         certify.write(tmp_path / name)
         assert ScoreLog.read(tmp_path / name).lineage() == certify.lineage()
@@ -30,7 +30,7 @@ def test_a_look_is_known_for_the_log_in_any_order_and_for_what_was_taken_from_it
 def test_a_look_at_a_part_counts_for_the_whole_and_not_for_the_other_part(path):
     explore, certify = split(LOG)
     note_look(path, explore.lineage(), "evaluate")
-    assert looks_at(path, LOG.lineage()) == {"evaluate": 1}
+    assert looks_at(path, LOG.lineage()).commands == {"evaluate": 1}
     assert not looks_at(path, certify.lineage())
 
 
@@ -46,7 +46,7 @@ def test_looks_are_counted_and_only_the_latest_are_kept(path, monkeypatch):
     for _ in range(2):
         note_look(path, LOG.lineage(), "inspect")
     assert len(json.loads(path.read_text())["looks"]) == 1
-    assert looks_at(path, LOG.lineage()) == {"inspect": 2}
+    assert looks_at(path, LOG.lineage()).commands == {"inspect": 2}
     for k in range(5):
         note_look(path, LOG.select([k]).lineage(), "evaluate")
     assert len(json.loads(path.read_text())["looks"]) == 3
@@ -55,7 +55,7 @@ def test_looks_are_counted_and_only_the_latest_are_kept(path, monkeypatch):
 def test_a_calibration_with_the_same_terms_does_not_count(path):
     note_look(path, LOG.lineage(), "calibrate", terms="a")
     assert not looks_at(path, LOG.lineage(), terms="a")
-    assert looks_at(path, LOG.lineage(), terms="b") == {"calibrate": 1}
+    assert looks_at(path, LOG.lineage(), terms="b").commands == {"calibrate": 1}
 
 
 def test_a_damaged_file_is_named_and_damaged_entries_count_as_none(path, tmp_path):
@@ -68,3 +68,15 @@ def test_a_damaged_file_is_named_and_damaged_entries_count_as_none(path, tmp_pat
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be"):
         note_look(tmp_path / "file" / "in" / LOOKS_FILE, LOG.lineage(), "inspect")
+
+
+def test_calibrations_of_parts_of_one_log_count_for_each_other(path):
+    explore, certify = split(LOG)
+    note_look(path, explore.lineage(), "calibrate", terms="a")
+    seen = looks_at(path, certify.lineage(), terms="a")
+    assert (seen.commands, seen.calibrations) == ({"calibrate": 1}, 1)
+    assert not looks_at(path, explore.lineage(), terms="a")
+    note_look(path, explore.lineage(), "calibrate", terms="a")
+    note_look(path, LOG.lineage(), "recommend", terms="b")
+    seen = looks_at(path, certify.lineage(), terms="c")
+    assert (seen.commands, seen.calibrations) == ({"calibrate": 2, "recommend": 1}, 2)

@@ -41,7 +41,7 @@ def measure(path, *, same_rows):
         if t == 0:
             for log in explore:
                 note_look(path, log.lineage(), "evaluate")
-            seen.add(looks_at(path, certify.lineage())["evaluate"])
+            seen.add(looks_at(path, certify.lineage()).commands["evaluate"])
         margin, loss = (values[best] for values in draw(rng, FRESH))
         alone = ~calibrate(certify, ALPHA).apply(log_of(margin, loss, "f")).deferred
         means.append((alone * loss).mean())

@@ -514,17 +514,24 @@ def _betting_fit(survey: "LogSurvey", alpha: Fraction, options: CalibrationOptio
 def row_order(log: ScoreLog, key: bytes | None) -> Indices:
     """Return the order in which the betting test goes through rows: that of a keyed hash of their ids.
 
-    Whoever chooses the ids cannot choose the order, since the key is secret and the same for all calibrations. Rows
-    without ids are numbered.
+    Whoever chooses the ids cannot choose the order, since the key is secret and the same for all calibrations.
+
+    Raises:
+        OptionError: there is no key, or there are no ids: rows in an order of the user's could be put in another until
+            the certificate pleases.
     """
     if key is None:
         raise OptionError(
             "a confidence for graded losses needs a key, the same for all calibrations of a project: "
             "key=ProjectSecret.find().boundary_key; if every loss is 0 or the bound, declare zero_one=True (--zero-one)"
         )
+    if log.id is None:
+        raise OptionError(
+            f"{log.source}: a confidence for graded losses needs ids, which fix the order of its test; give each row the id "
+            "of its question (column id), or declare zero_one=True (--zero-one) if every loss is 0 or the bound"
+        )
     shuffling = hmac.digest(key, b"row order v1", "sha256")
-    ids = [str(row) for row in range(len(log))] if log.id is None else log.id.tolist()
-    return np.argsort(np.array([draw(shuffling, id) for id in ids]), kind="stable")
+    return np.argsort(np.array([draw(shuffling, id) for id in log.id.tolist()]), kind="stable")
 
 
 def refuse_graded(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> None:

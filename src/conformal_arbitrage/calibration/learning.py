@@ -313,7 +313,7 @@ def learn(
     fitted = _named(learner, columns, binary=bool(np.isin(loss, (0, 1)).all()))
     fitted.fit(feature_matrix(columns, inputs.feature_rows(index)), loss)
     return LearnedRouter(
-        scored=_scored(rest, _confidence(fitted, columns, rest, options)),
+        scored=_scored(rest, _confidence(fitted, columns, rest, options)).taken_from(*log.lineage()),
         learned_rows=len(first),
         learner=fitted,
         features=columns,

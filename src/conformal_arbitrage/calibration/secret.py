@@ -93,12 +93,6 @@ def user_folder() -> Path:
     return Path(base).expanduser() / "conformal-arbitrage"
 
 
-def looks_folder() -> Path:
-    """Return where looks at logs are noted: beside the secret; in the user's directory if that is in the environment."""
-    folders = () if os.environ.get(VARIABLE) else _folders()
-    return next((folder for folder in folders if (folder / FILE).exists()), user_folder())
-
-
 def _folders() -> tuple[Path, ...]:
     """Return the folders whose secret counts, the nearest first."""
     here = Path.cwd()

@@ -141,7 +141,7 @@ def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSec
     """
     given = click.get_current_context().params
     output = given["output"]
-    terms = None if certificate.is_cascade else calibration_terms(certificate)
+    terms = calibration_terms(certificate)
     lineage = options.lineage_of(scores, certificate)
     looks = options.describe_looks(lineage, fixed_before=given["fixed_before"], terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)

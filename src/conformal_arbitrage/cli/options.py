@@ -664,14 +664,17 @@ def remember_look(lineage: Sequence[str], command: str, *, terms: str | None = N
 def describe_looks(lineage: Sequence[str], *, fixed_before: bool, terms: str | None = None) -> str | None:
     """Return what a certificate says of earlier looks at its log, but for calibrations with the same `terms`; or None."""
     try:
-        seen = looks_at(looks_path(), lineage, terms=terms)
+        looks = looks_at(looks_path(), lineage, terms=terms)
     except OutputError as error:
         warn(str(error))
         return None
-    if not seen:
+    if not looks:
         return None
-    times = "once" if seen.total() == 1 else f"{seen.total()} times"
-    what = f"this log, or one it shares rows with, was looked at {times} before ({', '.join(seen)})"
+    total = looks.commands.total()
+    times = "once" if total == 1 else f"{total} times"
+    what = f"this log, or one it shares rows with, was looked at {times} before ({', '.join(looks.commands)})"
+    if looks.calibrations:
+        what += f", and this is calibration {looks.calibrations + 1} of it"
     if fixed_before:
         return f"{what}; the user states that alpha and options had been fixed before"
     warn(

@@ -1,20 +1,25 @@
 """Looks: which logs were looked at before, so that a calibration on one can say so.
 
-A look is noted for the digest of its log, together with those of the logs that this one was taken from. Nothing is inferred
-from rows that resemble each other. A caller that finds the file unwritable is told, not stopped.
+A look is noted for the digest of its log, together with those of the logs that this one was taken from, in one file for all
+folders and secrets of a user. Nothing is inferred from rows that resemble each other. A caller that finds the file
+unwritable is told, not stopped.
 """
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from conformal_arbitrage.calibration.certificate import Certificate
-from conformal_arbitrage.calibration.promises import ByGroup, Cluster, Dial, Learned, Threshold
-from conformal_arbitrage.calibration.secret import looks_folder
+from conformal_arbitrage.calibration.promises import ByGroup, Cluster, Confident, Dial, Learned, Threshold
+from conformal_arbitrage.calibration.promises import Path as PathRule
+from conformal_arbitrage.calibration.secret import user_folder
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.types import as_object
@@ -23,33 +28,59 @@ LOOKS_FILE = "arbitrage-looks.json"
 MOST_LOOKS = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What is known of earlier looks at a log.
+
+    Attributes:
+        commands: how often each command looked at it, at a log that it was taken from, or at one that was taken from it.
+        calibrations: how many other calibrations there were of it, or of logs that share an origin with it.
+    """
+
+    commands: Counter[str]
+    calibrations: int
+
+    def __bool__(self) -> bool:
+        return bool(self.commands)
+
+
 def looks_path() -> Path:
-    """Return where looks are kept: beside the secret."""
-    return looks_folder() / LOOKS_FILE
+    """Return where looks are kept: in the user's configuration directory, whatever the folder and the secret."""
+    return user_folder() / LOOKS_FILE
 
 
 def calibration_terms(certificate: Certificate) -> str:
     """Return a digest of what is chosen for a calibration: the same again is no look, another choice is one.
 
-    The budget of a dial is not among it: that may be chosen after looking.
+    The secret behind the draws and the seed of a chain's tuning count as chosen, since drawing again until the result
+    pleases is choosing. The budget of a dial does not: that may be chosen after looking.
     """
-    rule, promise, loss, learned = certificate.rule, certificate.promise, certificate.loss, certificate.learned
-    chosen = {
-        "rule": [type(rule).__name__, certificate.guardian_sees, certificate.boundary, certificate.by],
-        "grid": rule.grid if isinstance(rule, Threshold | ByGroup) else None,
-        "small_groups": rule.small_groups if isinstance(rule, ByGroup) else None,
+    rule, promise, loss = certificate.rule, certificate.promise, certificate.loss
+    learned = rule.terms if isinstance(rule, Learned) else None
+    chosen: dict[str, object] = {
+        "rule": type(rule).__name__,
+        "margin": [rule.guardian_sees, rule.boundary, rule.grid] if isinstance(rule, Threshold | ByGroup) else None,
+        "groups": [rule.by, rule.small_groups] if isinstance(rule, ByGroup) else None,
         "score": rule.score if isinstance(rule, Learned) else None,
         "features": None if learned is None else [*learned.features, learned.menu_size, learned.group_source],
+        "chain": _chain_terms(rule) if isinstance(rule, PathRule) else None,
         "promise": [
             type(promise).__name__,
             None if isinstance(promise, Dial) else promise.alpha,
-            certificate.confidence,
+            promise.confidence if isinstance(promise, Confident | Dial) else None,
         ],
         "cluster": [promise.cluster, promise.max_cluster_size] if isinstance(promise, Cluster) else None,
-        "loss": [loss.name, loss.bound, loss.in_full_sight, loss.zero_one, loss.binarized, loss.missing_guardian],
+        "loss": msgspec.to_builtins(loss),
         "columns": certificate.evidence.columns,
+        "key": certificate.provenance.key_sha256,
     }
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def _chain_terms(rule: PathRule) -> list[object]:
+    """Return what is chosen for a cascade: its models, or those that one was chosen among, and the tuning rows."""
+    tuning = rule.tuning
+    return [rule.chain.models if tuning.fixed else rule.models, rule.guardian, tuning.share, tuning.seed]
 
 
 def note_look(path: Path, lineage: Sequence[str], command: str, *, terms: str | None = None) -> None:
@@ -78,20 +109,30 @@ def note_look(path: Path, lineage: Sequence[str], command: str, *, terms: str | 
     write_text(path, json.dumps({"looks": [*kept, look][-MOST_LOOKS:]}, indent=1) + "\n")
 
 
-def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) -> Counter[str]:
-    """Return how often each command looked at a log, at one that it was taken from, or at one that was taken from it.
+def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) -> Looks:
+    """Return the looks at a log that count against a calibration of it.
+
+    Parts of one log are apart as far as looks go, unless both are calibrated: a part that was drawn again until its
+    certificate pleased was chosen.
 
     Args:
         path: of the file.
         lineage: digests of the logs that it was taken from, and its own at last.
-        terms: what is chosen for the calibration that asks; an earlier one with the same choice does not count.
+        terms: what is chosen for the calibration that asks; an earlier one of this log with the same choice does not count.
     """
-    seen = Counter[str]()
+    commands, calibrations = Counter[str](), set[tuple[str, str]]()
     for look in _read(path):
-        related = look["log"] in lineage or lineage[-1] in look.get("parents", ())
-        if related and (terms is None or look.get("terms") != terms):
-            seen[look["command"]] += int(look.get("times", 1))
-    return seen
+        origins: list[str] = look.get("parents") or []
+        log, earlier = str(look["log"]), look.get("terms")
+        if earlier is not None and (log, earlier) == (lineage[-1], terms):
+            continue
+        related = log in lineage or lineage[-1] in origins
+        if earlier is not None and (related or set(origins) & set(lineage)):
+            calibrations.add((log, str(earlier)))
+            related = True
+        if related:
+            commands[look["command"]] += int(look.get("times", 1))
+    return Looks(commands, len(calibrations))
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
