@@ -19,7 +19,7 @@ import duckdb
 import numpy as np
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
-from conformal_arbitrage.core.losses import loss_events
+from conformal_arbitrage.core.losses import LossMeasure
 
 ACTIONS = 4
 ALPHAS = np.round(np.linspace(0.01, 0.5, 50), 2)
@@ -89,7 +89,7 @@ def against_sum(n: int) -> list[Row]:
     rows: list[Row] = []
     for sees, most in (("candidates", 35), ("all", 25)):
         ours = processor(lambda sees=sees: RiskCurve.from_log(log, guardian_sees=sees).relaxation(ALPHAS))
-        seconds = processor(lambda sees=sees: loss_events(log, guardian_sees=sees))
+        seconds = processor(lambda sees=sees: LossMeasure(guardian_sees=sees).events(log))
         sorted_ = processor(lambda sees=sees: RiskCurve.from_log(log, guardian_sees=sees).totals)
         rows += [
             (

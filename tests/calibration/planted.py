@@ -6,7 +6,7 @@ half of it.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
-from conformal_arbitrage.calibration import verify as verify_module
-from conformal_arbitrage.calibration.calibrate import Measure, PartsSurvey
+from conformal_arbitrage.calibration.calibrate import PartsSurvey
 from conformal_arbitrage.core import walk
-from conformal_arbitrage.core.losses import loss_events
+from conformal_arbitrage.core.losses import LossMeasure
 from conformal_arbitrage.core.walk import Bracket
 from conformal_arbitrage.scorelog.spark import SparkTable
 
@@ -43,7 +42,7 @@ def edge_log():
 
 
 def differing(one, other):
-    pairs = verify_module.differing(one, other)
+    pairs = one.differences(other)
     return {name: pair for name, pair in pairs.items() if name != "identities"}
 
 
@@ -67,8 +66,8 @@ def float_sums(place, drop, buckets):
     return np.bincount(place, weights=drop, minlength=buckets).astype(np.int64)
 
 
-def own_ticks(self, log):
-    return loss_events(log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss)
+def own_ticks(self, log, events=LossMeasure.events):
+    return events(replace(self, tick_digits=None), log)
 
 
 @contextmanager
@@ -79,7 +78,7 @@ def planted(fault):
         if fault == "lower end":
             patch.setattr(Bracket, "inside", lambda self, gap: (gap > self.low) & (gap <= self.high))
         elif fault == "own ticks":
-            patch.setattr(Measure, "events", own_ticks)
+            patch.setattr(LossMeasure, "events", own_ticks)
         elif fault == "float sums":
             patch.setattr(walk, "bucket_sums", float_sums)
         elif fault == "falling buckets":

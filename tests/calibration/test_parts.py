@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate, verify
 from conformal_arbitrage.calibration import calibrate as parts_module
-from conformal_arbitrage.calibration.verify import decide_parts, differing
+from conformal_arbitrage.calibration.verify import decide_parts
 from conformal_arbitrage.scorelog.log import join_logs
 from conformal_arbitrage.scorelog.parts import Processes, Threads, as_engine
 from tests.certificates import altered
@@ -55,7 +55,7 @@ def write_parts(log, folder, cuts):
 
 
 def same(one, other):
-    return differing(one, other)
+    return one.differences(other)
 
 
 OPTIONS = [

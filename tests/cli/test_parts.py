@@ -97,6 +97,7 @@ def test_one_file_with_many_rows_is_read_in_parts(run, tmp_path, monkeypatch):
     some_log(600).write(tmp_path / "large.jsonl")
     run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "before.json")
     monkeypatch.setattr(parts, "GATHERED", 500)
+    monkeypatch.setattr(options, "GATHERED", 500)
     shown = run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "c.json", "--json", "--jobs", 2)
     assert "pass 1: 600 rows (parts: 1, files: 1)" in shown.stderr
     document = json.loads(shown.stdout)
@@ -117,6 +118,7 @@ def test_decisions_of_one_large_file_go_into_a_folder_or_a_named_file(run, tmp_p
     some_log(600).write(tmp_path / "large.parquet")
     run("calibrate", "large.parquet", "--alpha", "0.2", "-o", "c.json")
     monkeypatch.setattr(parts, "GATHERED", 500)
+    monkeypatch.setattr(options, "GATHERED", 500)
     for output in ("folder", "d.jsonl", "d.parquet"):
         assert json.loads(run("apply", "c.json", "large.parquet", "-o", output, "--json").stdout)["rows"] == 600
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["part-00000.parquet"]

@@ -12,7 +12,7 @@ from conformal_arbitrage import RiskCurve, ScoreLog
 from conformal_arbitrage.core import losses as losses_module
 from conformal_arbitrage.core import walk
 from conformal_arbitrage.core.exact import sorted_columns
-from conformal_arbitrage.core.losses import class_sizes, loss_events
+from conformal_arbitrage.core.losses import LossMeasure, class_sizes
 from conformal_arbitrage.core.walk import Bracket, Fold, crossings, crossings_here
 from tests.core.sorted_curve import every_fall, first_within, sorted_curve
 
@@ -89,7 +89,7 @@ def parts_of(log, cuts, digits, sees):
     """The events of a log that is cut into parts, each computed by itself, at the tick of the whole."""
     edges = [0, *sorted(cuts), len(log)]
     parts = [log.select(range(a, b)) for a, b in pairwise(edges) if b > a]
-    return [loss_events(one, guardian_sees=sees, missing_loss="0.75", tick_digits=digits) for one in parts]
+    return [LossMeasure(guardian_sees=sees, missing_loss="0.75", tick_digits=digits).events(part) for part in parts]
 
 
 class Scans:
@@ -171,7 +171,7 @@ def test_a_zero_has_no_sign():
     signed = rng.choice([-0.0, 0.0, -0.5, -1.0], (500, 4))
     guardian = rng.random((500, 4))
     one, other = (
-        loss_events(ScoreLog.from_arrays(primary, guardian), guardian_sees="candidates")
+        LossMeasure(guardian_sees="candidates").events(ScoreLog.from_arrays(primary, guardian))
         for primary in (signed, signed + 0.0)
     )
     assert one.total == other.total
@@ -184,7 +184,7 @@ def check_other_decade(sees, others=(0, 7_000, 99_999)):
     primary, guardian = rng.random((100_000, 4)), rng.random((100_000, 4))
     primary[np.array(others)] *= 1e-3
     events, alone = (
-        loss_events(ScoreLog.from_arrays(primary[rows], guardian[rows]), guardian_sees=sees, tick_digits=12)
+        LossMeasure(guardian_sees=sees, tick_digits=12).events(ScoreLog.from_arrays(primary[rows], guardian[rows]))
         for rows in (slice(None), slice(7_000, 7_001))
     )
     own = events.row == 7_000
@@ -215,8 +215,8 @@ def test_the_total_is_a_sum_of_integers(sees):
     n = 600_000  # the losses of one block sum to more than 2^53 ticks, and the last digit of the sum is odd
     guardian = np.full((n, 2), [0.0, 1.0 - 1e-12])
     guardian[0] = 0.0, 1.0
-    events = loss_events(
-        ScoreLog.from_arrays(np.full((n, 2), [1.0, 0.0]), guardian), guardian_sees=sees, tick_digits=12
+    events = LossMeasure(guardian_sees=sees, tick_digits=12).events(
+        ScoreLog.from_arrays(np.full((n, 2), [1.0, 0.0]), guardian)
     )
     assert events.total == n * (10**12 - 1) + 1
 
@@ -224,8 +224,8 @@ def test_the_total_is_a_sum_of_integers(sees):
 def test_the_largest_tick_leaves_the_last_bits_of_a_key_to_the_place():
     largest = np.array([2e12, 2e12 - 1, 1.0])
     assert not (largest.view(np.int64) & losses_module._PLACE).any()  # pyright: ignore[reportPrivateUsage]
-    events = loss_events(
-        ScoreLog.from_arrays([[1.0, -1.0, -1.0 + 1e-12]], [[0.0, 1.0, 0.5]]), guardian_sees="candidates"
+    events = LossMeasure(guardian_sees="candidates").events(
+        ScoreLog.from_arrays([[1.0, -1.0, -1.0 + 1e-12]], [[0.0, 1.0, 0.5]])
     )
     assert events.position.tolist() == [2.0 - 1e-12, 2.0]
 
@@ -233,7 +233,7 @@ def test_the_largest_tick_leaves_the_last_bits_of_a_key_to_the_place():
 def test_long_rows_are_not_padded_where_the_guardian_sees_everything():
     # the last action is the top one, of which a copy would be a tie
     log = ScoreLog.from_arrays([[*range(8)], [*range(9)]], [[1.0] + [0.0] * 7, [1.0] + [0.0] * 8])
-    assert loss_events(log, guardian_sees="all").position.tolist() == [1.0, 1.0]
+    assert LossMeasure().events(log).position.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("size", range(1, 7))

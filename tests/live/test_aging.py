@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.live.service import AgeLimits, KnownLosses, age_of, luck_words, range_of
+from conformal_arbitrage.live.service import AgeLimits, KnownLosses, age_of
 from conformal_arbitrage.store import LedgerRows
 
 DAY = 86400.0
@@ -59,17 +59,17 @@ def test_how_fresh_audits_have_to_be_is_configured():
 
 
 def test_the_range_of_the_next_decisions_is_shown_where_its_law_is_known():
-    low, high = range_of(certificate(zero_one=True))
+    low, high = certificate(zero_one=True).next_range()
     assert 0.02 < low < 0.05 < high < 0.09
     assert age(known(0, NOW), 1).next_decisions == 500
-    assert range_of(certificate()) is None  # graded losses
-    assert range_of(certificate(zero_one=True, confidence=0.9)) is None
-    words = luck_words(certificate(zero_one=True))
+    assert certificate().next_range() is None  # graded losses
+    assert certificate(zero_one=True, confidence=0.9).next_range() is None
+    words = certificate(zero_one=True).luck
     assert words.startswith(
         f"over the next 500, the mean loss lies in {low:.3g} to {high:.3g} for 95 % of calibrations"
     )
-    assert "only audits say" in luck_words(certificate())
-    assert luck_words(certificate(n=10)) == "all are deferred, so they lose nothing"
+    assert "only audits say" in certificate().luck
+    assert certificate(n=10).luck == "all are deferred, so they lose nothing"
 
 
 @pytest.mark.parametrize("rate", [0.0])

@@ -1,7 +1,8 @@
 import pytest
 
+from conformal_arbitrage.core.bounds import next_range
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.lines import audits_to_see_doubling, blind_decisions, freshness, next_range
+from conformal_arbitrage.monitoring.lines import audits_to_see_doubling, blind_decisions, freshness
 
 
 @pytest.mark.parametrize(

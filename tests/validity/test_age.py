@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.monitoring.lines import next_range
+from conformal_arbitrage.core.bounds import next_range
 from tests.validity.test_monitoring import most
 
 pytestmark = pytest.mark.proof

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
-from conformal_arbitrage.core.losses import log_losses
+from conformal_arbitrage.core.losses import LossMeasure
 from conformal_arbitrage.core.trials import build_steps, draw_splits, run_trials
 from tests.certificates import altered
 from tests.validity.simulation import keeps
@@ -88,7 +88,7 @@ def test_splits_of_one_pool_keep_the_budget(science, sees, boundary):
 @pytest.mark.parametrize(("bound", "kept"), [(Fraction(1), True), (Fraction(1, 10**6) + Fraction("0.1"), False)])
 def test_splits_of_one_pool_are_caught_with_too_small_a_bound(science, bound, kept):
     """Use a bound just above alpha in place of a forgotten one: 4.4 losses are allowed instead of 3.5."""
-    recorded = log_losses(science, guardian_sees="candidates")
+    recorded = LossMeasure(guardian_sees="candidates").losses(science)
     steps = build_steps(science, recorded, guardian_sees="candidates", outcomes={}, leg=None, u=None)
     rng = np.random.default_rng(0)
     splits = draw_splits(len(science), calibration_size=44, test_size=None, trials=2000, rng=rng)

@@ -56,13 +56,12 @@ from conformal_arbitrage.core.bounds import accepts, binomial_spendable, shared_
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.core.losses import (
     Events,
-    GuardianSees,
+    LossMeasure,
     Number,
     as_fraction,
     check_guardian_scores,
     finest_tick,
     in_unit,
-    loss_events,
     net_losses,
     score_range,
 )
@@ -735,7 +734,7 @@ class PartsSurvey:
         bracket = Bracket(0.0, 1.0, _FIRST, even=True)
         missing = None if options.missing_guardian is None else (options.loss_bound or 1)
         guess = finest_tick(self.n, Fraction(1))
-        self.measure = Measure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
+        self.measure = LossMeasure(guardian_sees=options.guardian_sees, missing_loss=missing, tick_digits=guess)
         self._near = NearEvents(self._guessed(losses))
         few = self.n <= _KEYS_AT_ONCE
         if not few:
@@ -904,25 +903,6 @@ USUAL_SPAN: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """How the loss of a part's rows is measured: with the tick of the whole log."""
-
-    guardian_sees: GuardianSees
-    missing_loss: Number | None
-    tick_digits: int
-
-    def tolerant(self) -> "Measure":
-        """Return what measures rows without a Guardian score as well, before they are refused."""
-        return self if self.missing_loss is not None else replace(self, missing_loss=1)
-
-    def events(self, log: ScoreLog) -> Events:
-        """Return where the loss of some rows falls."""
-        return loss_events(
-            log, guardian_sees=self.guardian_sees, missing_loss=self.missing_loss, tick_digits=self.tick_digits
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PartFacts:
     """What the first pass learns about a part."""
 
@@ -952,7 +932,7 @@ class Surveyed:
 class Survey:
     """The work of the first pass."""
 
-    measure: Measure
+    measure: LossMeasure
     bracket: Bracket
     near: "tuple[Bracket, ...] | OwnRanges"
     keys: bool
@@ -985,7 +965,7 @@ class Survey:
 class Sampling:
     """The work before the first pass, on a few rows."""
 
-    measure: Measure
+    measure: LossMeasure
 
     def __call__(self, part: ScorePart) -> "SampledEvents":
         """Return the events of some rows, in whichever row."""
@@ -1012,7 +992,7 @@ def _span(log: ScoreLog) -> float:
 class EventScan:
     """The work of a later pass: something with the events of a part. Its checksum comes with the result."""
 
-    measure: Measure
+    measure: LossMeasure
     work: Callable[[Floats, Integers], object]
 
     def __call__(self, part: ScorePart) -> tuple[int, object]:
@@ -1029,7 +1009,7 @@ class DrawScan:
     The part and the sum of its rows' hashes, in which ids count, come with the result.
     """
 
-    measure: Measure
+    measure: LossMeasure
     key: bytes
     gap: float
     work: Callable[[Floats, Integers], object]

@@ -31,7 +31,6 @@ from conformal_arbitrage.calibration.learned import (
 )
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_rule, html_table
 from conformal_arbitrage.calibration.options import (
-    FEATURES,
     STOPS,
     DialStop,
     GroupThreshold,
@@ -41,6 +40,7 @@ from conformal_arbitrage.calibration.options import (
     lower_stop,
     refusal,
     threshold_rank,
+    unproved,
 )
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.promises import (
@@ -64,26 +64,24 @@ from conformal_arbitrage.calibration.promises import (
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws, question_draw
 from conformal_arbitrage.calibration.tuning import is_chain
 from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary
+from conformal_arbitrage.core.bounds import Interval, next_range
 from conformal_arbitrage.core.exact import (
     SINGLE_DIGITS,
     Bools,
+    Draw,
     Floats,
     Integers,
     as_row,
-    blocks,
-    guardian_choices,
-    is_candidate,
+    choose_rows,
     is_single,
-    margins,
     numbers_or_none,
     row_gaps,
     row_margin,
     row_sight,
-    sorted_gaps,
 )
 from conformal_arbitrage.core.losses import GuardianSees, as_fraction
 from conformal_arbitrage.core.ridge import spendable_losses
-from conformal_arbitrage.core.walk import SMALLEST_BOUND, Draw
+from conformal_arbitrage.core.walk import SMALLEST_BOUND
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -199,41 +197,17 @@ def decide_rows(
     u: Draw | None,
     sees_all: bool,
 ) -> Decisions:
-    """Apply a threshold, one for all rows or one for each, to every row.
-
-    The decision is the top action if it stands alone, otherwise the Guardian's choice. Draws are asked for where an action
-    stands exactly at the threshold.
-    """
-    n = len(log)
-    action, margin = np.empty(n, dtype=np.int64), np.empty(n)
-    deferred = np.empty(n, dtype=np.bool_)
-    candidate = np.empty(len(log.primary), dtype=np.bool_)
-    thresholds = np.broadcast_to(np.inf if relaxation is None else relaxation, n)
-    draws_at = None if boundary_u is None else np.broadcast_to(boundary_u, n)
-    for block in blocks(log.offsets):
-        gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-        at, threshold = None if draws_at is None else block.per_row(draws_at), block.per_row(thresholds)
-        draw = np.zeros(gap.shape[1])
-        if u is not None and at is not None:
-            tied = np.flatnonzero((gap == threshold).any(axis=0))
-            draw[tied] = u(block.row_numbers(tied))
-        kept = is_candidate(gap, threshold, u=draw, boundary_u=at)
-        last = kept.sum(axis=0) - 1
-        choices = guardian_choices(block.of(log.guardian), order, sees_all=sees_all)
-        chosen = np.take_along_axis(choices, last[None, :], axis=0)[0]
-        chosen[(last > 0) & block.per_row(log.missing)] = -1
-        action[block.rows], deferred[block.rows], margin[block.rows] = chosen, last > 0, margins(gap)
-        by_action = np.empty_like(kept)
-        np.put_along_axis(by_action, order, kept, axis=0)
-        candidate[block.flat] = by_action.T.ravel()
+    """Apply a threshold, one for all rows or one for each; draws are asked for where an action stands right at it."""
+    chosen = choose_rows(log, relaxation, boundary_u, u, sees_all=sees_all)
+    several = isinstance(relaxation, np.ndarray)
     return Decisions(
         log=log,
-        action=action,
-        deferred=deferred,
-        margin=margin,
-        candidate=candidate,
-        relaxation=None if isinstance(relaxation, np.ndarray) else relaxation,
-        by_group=relaxation if isinstance(relaxation, np.ndarray) else None,
+        action=chosen.action,
+        deferred=chosen.deferred,
+        margin=chosen.margin,
+        candidate=chosen.candidate,
+        relaxation=None if several else relaxation,
+        by_group=relaxation if several else None,
     )
 
 
@@ -484,12 +458,10 @@ def _refuse_contradictions(certificate: "Certificate", source: str) -> None:
     Raises:
         CertificateError: two kinds have no proof together, or a number is not what the others imply.
     """
-    kinds = certificate.kinds
-    for feature in FEATURES:
-        reason = next((reason for kind in kinds if (reason := refusal(feature, kind))), None)
-        if feature in kinds and reason is not None:
-            raise CertificateError(f"{source}: {feature} contradicts the rest: {reason}; calibrate again")
-    checks = {**_wrong_terms(certificate), **_wrong_rule(certificate), **_wrong_evidence(certificate)}
+    refused, deferring = unproved(certificate.kinds), certificate.status == "always_defer"
+    if refused is not None:
+        raise CertificateError(f"{source}: {refused[0]} contradicts the rest: {refused[2]}; calibrate again")
+    checks = _wrong_terms(certificate) | _wrong_rule(certificate, deferring) | _wrong_evidence(certificate, deferring)
     wrong = next(((name, value) for name, (value, wrong) in checks.items() if wrong), None)
     if wrong is None and certificate.guarantee != certificate.worded().guarantee:
         wrong = "guarantee", certificate.guarantee
@@ -501,7 +473,7 @@ _Checks = dict[str, tuple[object, bool]]
 """name -> the value of a field, and whether it is wrong."""
 
 
-def _wrong_rule(certificate: "Certificate") -> _Checks:
+def _wrong_rule(certificate: "Certificate", deferring: bool) -> _Checks:
     rule, n, bound = certificate.rule, certificate.n, certificate.loss.bound
     match rule:
         case Threshold():
@@ -520,11 +492,11 @@ def _wrong_rule(certificate: "Certificate") -> _Checks:
         case Learned():
             return {"learned": (rule.terms, rule.terms is not None and not _are_terms(certificate, rule.terms))}
         case promises.Path():
-            return _wrong_path(certificate, rule)
+            return _wrong_path(certificate, rule, deferring)
 
 
-def _wrong_path(certificate: "Certificate", rule: promises.Path) -> _Checks:
-    chain, deferring = rule.chain, rule.status == "always_defer"
+def _wrong_path(certificate: "Certificate", rule: promises.Path, deferring: bool) -> _Checks:
+    chain = rule.chain
     return {
         "chain": (chain, not is_chain(chain) or rule.guardian in chain.models),
         "models": (rule.models, not set(chain.models) <= set(rule.models)),
@@ -566,9 +538,9 @@ def _wrong_terms(certificate: "Certificate") -> _Checks:
     return checks
 
 
-def _wrong_evidence(certificate: "Certificate") -> _Checks:
+def _wrong_evidence(certificate: "Certificate", deferring: bool) -> _Checks:
     rule, loss, evidence = certificate.rule, certificate.loss, certificate.evidence
-    n, risk, deferring = evidence.n, evidence.empirical_risk, rule.status == "always_defer"
+    n, risk = evidence.n, evidence.empirical_risk
     computed = isinstance(loss, Net) or isinstance(rule, promises.Path)
     checks: _Checks = {
         "n": (n, n < 1),
@@ -586,7 +558,7 @@ def _wrong_evidence(certificate: "Certificate") -> _Checks:
         return checks
     fewest, most, quantiles = evidence.fewest_actions, evidence.most_actions, evidence.margin_quantiles
     return checks | {
-        "slack": (evidence.slack, not _is_slack(certificate, evidence.slack)),
+        "slack": (evidence.slack, not _is_slack(certificate, evidence.slack, deferring)),
         "columns": (evidence.columns, set(evidence.columns) != {"primary", "guardian"}),
         "score_digits": (evidence.score_digits, evidence.score_digits not in (SINGLE_DIGITS, 12)),
         "no_opinion_rows": (evidence.no_opinion_rows, not 0 <= evidence.no_opinion_rows <= n),
@@ -599,11 +571,10 @@ def _wrong_evidence(certificate: "Certificate") -> _Checks:
     }
 
 
-def _is_slack(certificate: "Certificate", slack: float | None) -> bool:
+def _is_slack(certificate: "Certificate", slack: float | None, deferring: bool) -> bool:
     """Tell whether the unspent part of the budget is what the other numbers imply, and the rule spends it."""
     rule, promise, evidence, bound = certificate.rule, certificate.promise, certificate.evidence, certificate.loss.bound
     average = isinstance(rule, Threshold) and not isinstance(promise, Confident | Dial)
-    deferring = rule.status == "always_defer"
     if average or (deferring and not isinstance(promise, Confident | Dial)):
         unseen = promise.max_cluster_size if isinstance(promise, Cluster) else 1
         total = evidence.empirical_risk * evidence.n
@@ -1289,6 +1260,42 @@ class Certificate:
         """The guarantee in two lines; `guarantee` is the whole."""
         return summary(self.rule, self.promise, self.loss, self.evidence, self.ancestry)
 
+    def next_range(self) -> Interval | None:
+        """Return the range of the mean loss over as many decisions as the log has rows, as shares of the loss bound.
+
+        None where its law is not known.
+        """
+        chosen = self.ancestry is not None and self.ancestry.step != "scheduled"
+        if not self.loss.binary or chosen or self.confidence is not None or self.groups is not None:
+            return None
+        return None if unproved(self.kinds, "range") else next_range(self.n, self.alpha / self.loss_bound, self.n)
+
+    @property
+    def luck(self) -> str:
+        """What is known of many decisions under this certificate, which share its luck, in a sentence."""
+        if self.status == "always_defer":
+            return "all are deferred, so they lose nothing"
+        ends = self.next_range()
+        if ends is None:
+            return "they share this certificate's luck, and only audits say how far their mean loss lies from alpha"
+        low, high = (self.loss_bound * end for end in ends)
+        return (
+            f"over the next {self.n:,}, the mean loss lies in {low:.3g} to {high:.3g} for 95 % of calibrations "
+            "and traffic, if these are exchangeable and the budget is spent; more of them share the same luck, and hardly "
+            "narrow it"
+        )
+
+    def differences(self, other: "Certificate") -> dict[str, tuple[Any, Any]]:
+        """Return the fields that differ, by name, with both values; who made a certificate when is not compared."""
+        pairs: dict[str, tuple[Any, Any]] = {
+            name: (getattr(self, name), getattr(other, name)) for name in ("status", "ancestry", "guarantee")
+        }
+        for part in ("rule", "promise", "loss", "evidence"):
+            pairs |= _field_pairs(part, getattr(self, part), getattr(other, part))
+        names = "identities", "key_sha256"
+        pairs |= {name: (getattr(self.provenance, name), getattr(other.provenance, name)) for name in names}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
     def with_key_of(self, secret: ProjectSecret) -> "Certificate":
         """Return the certificate with the key behind its draws, if that is derived from the project's secret."""
         if self.provenance.key_sha256 is None or self.key is not None:
@@ -1321,6 +1328,18 @@ class Certificate:
         if id:
             return draw(self.secret(), id)
         return question_draw(self.secret(), text, actions, row_gaps(scores, digits=self.evidence.score_digits))
+
+
+_NOT_COMPARED = frozenset({"columns", "terms"})
+"""The names of columns decide nothing, and what a score is learned from is compared by itself."""
+
+
+def _field_pairs(part: str, first: msgspec.Struct, second: msgspec.Struct) -> dict[str, tuple[Any, Any]]:
+    """Return the fields of a part of two certificates; the kinds alone, if these differ."""
+    if type(first) is not type(second):
+        return {part: (type(first).__name__, type(second).__name__)}
+    names = [name for name in first.__struct_fields__ if name not in _NOT_COMPARED]
+    return {name: (getattr(first, name), getattr(second, name)) for name in names}
 
 
 def _are_floats(scores: Any) -> bool:

@@ -11,20 +11,19 @@ import numpy as np
 
 from conformal_arbitrage.calibration.learned import Features, ScoreKind
 from conformal_arbitrage.calibration.secret import drawing, draws
-from conformal_arbitrage.core.exact import Bools, Floats, Indices
+from conformal_arbitrage.core.exact import Bools, Draw, Floats, Indices
 from conformal_arbitrage.core.losses import (
     Events,
     GuardianSees,
     LogLosses,
     Loss,
+    LossMeasure,
     Number,
     as_fraction,
-    log_losses,
-    loss_events,
     net_losses,
     within_unit,
 )
-from conformal_arbitrage.core.walk import Draw, RiskCurve, check_full_sight
+from conformal_arbitrage.core.walk import RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -190,6 +189,16 @@ def refuse_combination(feature: Feature, *kinds: Kind) -> None:
         reason = refusal(feature, kind)
         if reason is not None:
             raise OptionError(f"{feature} and {kind} do not go together: {reason}")
+
+
+def unproved(kinds: Sequence[Kind], *asked: Feature) -> tuple[Feature, Kind, str] | None:
+    """Return a feature among these kinds, or asked for besides, that has no proof with one of them; and why."""
+    for feature in FEATURES:
+        for kind in kinds:
+            reason = refusal(feature, kind)
+            if reason is not None and (feature in kinds or feature in asked):
+                return feature, kind, reason
+    return None
 
 
 # --- Groups ---
@@ -415,10 +424,11 @@ class CalibrationOptions:
             raise OptionError(
                 "group_source= says what names a group: give by= (--by COLUMN), or a learned score's features"
             )
-        kinds = self.kinds
-        for feature in FEATURES:
-            if feature in kinds or (feature == "guard" and self.margins):
-                refuse_combination(feature, *kinds)
+        asked: tuple[Feature, ...] = ("guard",) if self.margins else ()
+        refused = unproved(self.kinds, *asked)
+        if refused is not None:
+            feature, kind, reason = refused
+            raise OptionError(f"{feature} and {kind} do not go together: {reason}")
         if not self.learned and self.features is not None:
             raise OptionError('features= are what a score is learned from; give score="auto" (--score auto) as well')
         if self.own_loss is not None and self.loss_name in (REGRET, NET):
@@ -505,10 +515,9 @@ class CalibrationOptions:
         used = self.boundary == "random" or self.confidence is not None
         return replace(self, key=key) if used and self.key is None else self
 
-    def losses(self, log: ScoreLog) -> LogLosses:
-        """Return the loss of every row as its candidate set grows."""
-        return log_losses(
-            log,
+    def measure(self, log: ScoreLog) -> LossMeasure:
+        """Return how the losses of a log are measured."""
+        return LossMeasure(
             guardian_sees=self.guardian_sees,
             loss=self.own_loss,
             grades=self.grades(log),
@@ -516,21 +525,15 @@ class CalibrationOptions:
             full_sight_loss=self.in_full_sight,
         )
 
-    def events(self, log: ScoreLog) -> Events:
-        """Return where the loss of each row changes."""
-        return loss_events(
-            log,
-            guardian_sees=self.guardian_sees,
-            loss=self.own_loss,
-            grades=self.grades(log),
-            missing_loss=self._missing_loss,
-            full_sight_loss=self.in_full_sight,
-        )
+    def losses(self, log: ScoreLog) -> LogLosses:
+        """Return the loss of every row as its candidate set grows."""
+        return self.measure(log).losses(log)
 
     def curve(self, log: ScoreLog, events: Events | None = None) -> RiskCurve:
         """Return the risk of a log at every relaxation that these options allow; its events, if they are known."""
-        events = self.events(log) if events is None else events
-        curve = RiskCurve.from_events(log, events, grades=self.grades(log), u=self.drawing(log))
+        measure = self.measure(log)
+        events = measure.events(log) if events is None else events
+        curve = RiskCurve.from_events(log, events, grades=measure.grades, u=self.drawing(log))
         return curve if self.grid is None else curve.on_grid(self.grid)
 
     def drawing(self, log: ScoreLog) -> Draw | None:

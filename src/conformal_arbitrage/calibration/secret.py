@@ -15,8 +15,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Floats, row_gaps
-from conformal_arbitrage.core.walk import Draw
+from conformal_arbitrage.core.exact import Draw, Floats, row_gaps
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes

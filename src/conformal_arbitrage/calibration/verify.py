@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
 
 from conformal_arbitrage.calibration.calibrate import certify, has_ids
 from conformal_arbitrage.calibration.cascade import CascadeOptions, TunedChain, certify_chain, tune_chain
@@ -228,7 +227,7 @@ def verify(
         An object with `ok` and `differences`, which is true if the certificate holds.
     """
     if isinstance(log, CascadeLog):
-        return Verification(differences=differing(certificate, _recomputed_cascade(certificate, log)))
+        return Verification(differences=certificate.differences(_recomputed_cascade(certificate, log)))
     certificate.refuse_cascade()
     if isinstance(log, ScoreLog):
         log = certified_rows(log, certificate.provenance.part)
@@ -243,7 +242,7 @@ def verify(
     recomputed = certify(log, certificate.alpha, options, engine=engine, progress=progress)
     if certificate.ancestry is not None:
         recomputed = _in_place_of(certificate, certificate.ancestry, recomputed)
-    pairs = differing(certificate, recomputed)
+    pairs = certificate.differences(recomputed)
     if certificate.learned is not None and not isinstance(log, SparkTable):
         pairs |= _learned_pairs(
             certificate, recomputed, log.sample(_MOST_REPLAYED) if isinstance(log, ScoreParts) else log
@@ -285,32 +284,6 @@ def _numbers(tuned: TunedChain) -> tuple[tuple[tuple[str, ...], ...], Floats]:
     names = (tuned.chain.models, *(estimate.models for estimate in estimates))
     numbers = [x for row in (*tuned.chain.coefficients, *tuned.chain.corners) for x in row]
     return names, np.array([*numbers, *(estimate.cost for estimate in estimates)])
-
-
-def differing(certificate: Certificate, recomputed: Certificate) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ, by name, with both values; who made a certificate when is not compared."""
-    pairs: dict[str, tuple[Any, Any]] = {
-        name: (getattr(certificate, name), getattr(recomputed, name)) for name in ("status", "ancestry", "guarantee")
-    }
-    for part in ("rule", "promise", "loss", "evidence"):
-        pairs |= _field_pairs(part, getattr(certificate, part), getattr(recomputed, part))
-    pairs |= {
-        name: (getattr(certificate.provenance, name), getattr(recomputed.provenance, name))
-        for name in ("identities", "key_sha256")
-    }
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _field_pairs(part: str, one: Struct, other: Struct) -> dict[str, tuple[Any, Any]]:
-    """Return the fields of a part of two certificates; the kinds alone, if these differ."""
-    if type(one) is not type(other):
-        return {part: (type(one).__name__, type(other).__name__)}
-    names = [name for name in one.__struct_fields__ if name not in _NOT_COMPARED]
-    return {name: (getattr(one, name), getattr(other, name)) for name in names}
-
-
-_NOT_COMPARED = frozenset({"columns", "terms"})
-"""The names of columns decide nothing, and what a score is learned from is compared by itself."""
 
 
 def options_of(certificate: Certificate, *, loss: Loss | None = None) -> CalibrationOptions:

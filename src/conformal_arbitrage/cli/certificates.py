@@ -34,7 +34,6 @@ from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import FILE, read_config
-from conformal_arbitrage.live.service import luck_words
 from conformal_arbitrage.monitoring.lines import AuditPlan, plan_audits
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import repeats
@@ -210,7 +209,7 @@ def _show_certificate(
 def _facts_of(certificate: Certificate) -> list[tuple[str, str]]:
     if certificate.is_cascade:
         return certificate.facts()
-    return [*certificate.facts(), ("many decisions", luck_words(certificate))]
+    return [*certificate.facts(), ("many decisions", certificate.luck)]
 
 
 def _rows_needed(certificate: Certificate) -> str:

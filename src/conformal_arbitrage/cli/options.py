@@ -17,7 +17,6 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.learned import Features
 from conformal_arbitrage.calibration.options import refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
-from conformal_arbitrage.calibration.verify import differing
 from conformal_arbitrage.cli.output import warn
 from conformal_arbitrage.errors import CertificateError, OutputError, StoreError
 from conformal_arbitrage.evaluation.looks import looks_at, looks_path, note_look
@@ -26,16 +25,16 @@ from conformal_arbitrage.live.database import database_exists, database_of, open
 from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import (
+    GATHERED,
     Engine,
     FileList,
     ScoreParts,
     as_engine,
     find_files,
-    is_large,
     is_many,
 )
 from conformal_arbitrage.scorelog.spark import SparkTable, is_spark
-from conformal_arbitrage.scorelog.tables import Table
+from conformal_arbitrage.scorelog.tables import Table, parquet_rows
 from conformal_arbitrage.store import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -513,7 +512,7 @@ def sample_of(path: str, sample: int | None) -> int | None:
 
 def in_parts(path: str) -> bool:
     """Return whether a log is read in parts: a pattern, a folder, a URL, or one Parquet file with very many rows."""
-    return is_many(path) or is_large(path)
+    return (parquet_rows(path) or 0) > GATHERED if os.path.isfile(path) else is_many(path)  # noqa: PTH113
 
 
 def _sampled(
@@ -567,7 +566,7 @@ def read_scores(
     """
     if log.startswith(_TABLE):
         raise click.UsageError(_NO_TABLE)
-    if not (is_many(log) or (is_large(log) and not whole)):
+    if not in_parts(log) or (whole and os.path.isfile(log)):  # noqa: PTH113
         return read_log(
             log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional, whole=True
         )
@@ -605,7 +604,7 @@ def refuse_overwriting(path: str | Path, certificate: Certificate, *, force: boo
     if force or not Path(path).is_file():  # a folder is refused when it is written to
         return
     with suppress(CertificateError):
-        if not differing(Certificate.load(path), certificate):
+        if not Certificate.load(path).differences(certificate):
             return
     raise OutputError(
         f"{path}: already exists, and is not the certificate of the same log and options; name another file with -o, or "

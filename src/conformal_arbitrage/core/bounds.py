@@ -8,6 +8,8 @@ from math import ceil, e, exp, inf, lgamma, log, log1p, sqrt
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.core.losses import Number, as_fraction
+from conformal_arbitrage.errors import OptionError
 
 Interval = tuple[float, float]
 _BISECTIONS = 100
@@ -201,3 +203,45 @@ def accepts(losses: Floats, bets: Floats, line: float, delta: float) -> bool:
     """Tell whether losses, in order, show that their mean lies below the line, at level delta."""
     wealth = np.cumsum(np.log1p(-bets * (np.minimum(losses, 1.0) - line)))
     return bool(wealth.max(initial=0.0) >= log(1 / delta) + _MARGIN)
+
+
+# --- The luck of the decisions to come ---
+
+
+_MOST_DECISIONS = 1_000_000
+"""Beyond this the range no longer changes."""
+
+
+@lru_cache(maxsize=1 << 10)
+def next_range(n: int, share: Number, decisions: int, *, confidence: float = 0.95) -> Interval | None:
+    """Return the range of the mean loss over the next N decisions, as shares of the loss bound; None if all are deferred.
+
+    It holds for a share `confidence` of calibrations and traffic if they are exchangeable, losses are 0 or the bound, and
+    the budget is spent: scores without ties, or a random boundary, and a Primary that needs the Guardian. Where it is not
+    spent, the mean may lie below. For graded losses there is no such law: watch the limits of the running mean.
+
+    Args:
+        n: rows of the certificate.
+        share: its risk budget as a share of the loss bound.
+        decisions: N.
+        confidence: how often the mean lies inside.
+    """
+    if decisions < 1:
+        raise OptionError(f"decisions must be 1 or more; got {decisions}")
+    losses = int(as_fraction(share, name="alpha") * (n + 1) // 1)
+    if losses < 1:
+        return None
+    total = min(decisions, _MOST_DECISIONS)
+    reached = np.cumsum(_beta_binomial(total, losses, n + 1 - losses))
+    tail = (1 - confidence) / 2
+    low, high = np.searchsorted(reached, [tail, 1 - tail])
+    return float(low / total), float(high / total)
+
+
+def _beta_binomial(total: int, a: float, b: float) -> Floats:
+    """Return the probability of 0 to `total` losses."""
+    k = np.arange(total)
+    steps = np.log(total - k) + np.log(a + k) - np.log(k + 1) - np.log(b + total - k - 1)
+    logs = np.concatenate([[0.0], np.cumsum(steps)])
+    weights = np.exp(logs - logs.max())
+    return weights / weights.sum()

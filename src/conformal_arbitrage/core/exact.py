@@ -1,7 +1,7 @@
 """Exact scores: ticks, gaps and choices, of a row or of rows in blocks. The one place where Primary scores are compared."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeGuard, TypeVar
 
@@ -17,6 +17,9 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Indices = NDArray[np.intp]
 Bools = NDArray[np.bool_]
+
+Draw = Callable[[Indices], Floats]
+"""Gives the draws of some rows, by their numbers."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -470,3 +473,66 @@ def _even_blocks(n: int, size: int, scores: int) -> Iterator[Block]:
     for start in range(0, n, step):
         stop = min(start + step, n)
         yield Block(rows=slice(start, stop), flat=slice(start * size, stop * size), size=size)
+
+
+def sorted_blocks(log: ScoreArrays, some: Bools | None = None) -> Iterator[tuple[Block, Floats, Integers]]:
+    """Yield rows in blocks, each with its gaps in ascending order and the actions in that order; see `sorted_gaps`."""
+    for block in blocks(log.offsets, some):
+        yield block, *sorted_gaps(block.of(log.primary), digits=log.score_digits)
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoices:
+    """How rows are decided.
+
+    Attributes:
+        action: of each row; -1 if the Guardian decides and its scores are missing.
+        deferred: whether the Guardian decides.
+        margin: how far the Primary's top action leads.
+        candidate: for every action of every row, flat: whether it is a candidate.
+    """
+
+    action: Integers
+    deferred: Bools
+    margin: Floats
+    candidate: Bools
+
+
+def choose_rows(
+    log: ScoreArrays,
+    relaxation: float | Floats | None,
+    boundary_u: float | Floats | None,
+    u: Draw | None,
+    *,
+    sees_all: bool,
+) -> RowChoices:
+    """Decide every row: by the top action if it stands alone, otherwise by the Guardian's choice.
+
+    Args:
+        log: the rows.
+        relaxation: the threshold, one for all rows or one for each.
+        boundary_u: the draw that goes with it, likewise; see `is_candidate`.
+        u: gives the draws of rows in which an action stands exactly at the threshold.
+        sees_all: whether a deferral shows the Guardian every action.
+    """
+    n = len(log.offsets) - 1
+    thresholds = np.broadcast_to(np.inf if relaxation is None else relaxation, n)
+    draws_at = None if boundary_u is None else np.broadcast_to(boundary_u, n)
+    action, margin, deferred = np.empty(n, dtype=np.int64), np.empty(n), np.empty(n, dtype=np.bool_)
+    candidate = np.empty(len(log.primary), dtype=np.bool_)
+    for block, gap, order in sorted_blocks(log):
+        at, threshold = None if draws_at is None else block.per_row(draws_at), block.per_row(thresholds)
+        draw = np.zeros(gap.shape[1])
+        if u is not None and at is not None:
+            tied = np.flatnonzero((gap == threshold).any(axis=0))
+            draw[tied] = u(block.row_numbers(tied))
+        kept = is_candidate(gap, threshold, u=draw, boundary_u=at)
+        last = kept.sum(axis=0) - 1
+        choices = guardian_choices(block.of(log.guardian), order, sees_all=sees_all)
+        chosen = np.take_along_axis(choices, last[None, :], axis=0)[0]
+        chosen[(last > 0) & block.per_row(log.missing)] = -1
+        action[block.rows], deferred[block.rows], margin[block.rows] = chosen, last > 0, margins(gap)
+        by_action = np.empty_like(kept)
+        np.put_along_axis(by_action, order, kept, axis=0)
+        candidate[block.flat] = by_action.T.ravel()
+    return RowChoices(action, deferred, margin, candidate)

@@ -13,6 +13,7 @@ from conformal_arbitrage.core.exact import (
     LONGEST_NETWORK,
     Block,
     Bools,
+    Draw,
     Floats,
     Indices,
     Integers,
@@ -25,8 +26,8 @@ from conformal_arbitrage.core.exact import (
     kept_decimals,
     row_argmax,
     shift,
+    sorted_blocks,
     sorted_columns,
-    sorted_gaps,
     tick_gaps,
 )
 from conformal_arbitrage.errors import OptionError, ScoreLogError
@@ -34,8 +35,6 @@ from conformal_arbitrage.errors import OptionError, ScoreLogError
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
 Loss = Callable[[Any, NDArray[np.int64]], float]
 """A user's loss: (row, indices of the actions in sight) -> a number in [0, bound]."""
-Draw = Callable[[Indices], Floats]
-"""Gives the draws of some rows, by their numbers."""
 
 Number = float | int | str | Decimal | Fraction
 
@@ -94,20 +93,11 @@ class LogLosses:
     envelope_excess: float
 
 
-def log_losses(
-    log: ScoreArrays,
-    *,
-    guardian_sees: GuardianSees,
-    loss: Loss | None = None,
-    grades: Floats | None = None,
-    missing_loss: Number | None = None,
-    full_sight_loss: Number = 0,
-    tick_digits: int | None = None,
-) -> LogLosses:
-    """Return the loss of every row of a log as its candidate set grows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMeasure:
+    """How losses are measured.
 
-    Args:
-        log: the scores.
+    Attributes:
         guardian_sees: "candidates" and "all-restricted-loss" measure the loss of the candidates; "all" measures
             that of the top action while it stands alone, and of all actions from then on.
         loss: a user's loss, raised to its monotone envelope; None for the Guardian regret.
@@ -117,29 +107,65 @@ def log_losses(
         missing_loss: the loss of a row whose loss is unknown (see `ScoreArrays`), unless everything is in sight.
         full_sight_loss: the loss of such a row with everything in sight; 0 for the Guardian regret.
         tick_digits: of the whole log, if these are only some of its rows; by default those that these rows need.
-
-    Raises:
-        ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
     """
-    if guardian_sees not in get_args(GuardianSees):
-        raise OptionError(f"guardian_sees must be one of {', '.join(get_args(GuardianSees))}; got {guardian_sees!r}")
-    if grades is not None:
-        return _net_losses(log, grades, missing_loss)
-    if loss is None:
-        regret = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
-        unknown = log.unknown_loss
-        walk = (regret.losses(log, block, block.per_row(unknown)) for block in blocks(log.offsets))
-        return LogLosses(walk, regret.tick_digits, 0.0)
-    worst = _missing_loss(log, missing_loss)
-    least = as_fraction(full_sight_loss, name="full_sight_loss")
-    return _user_losses(log, loss, alone_only=guardian_sees == "all", worst=worst, least=least, tick_digits=tick_digits)
+
+    guardian_sees: GuardianSees = "all"
+    loss: Loss | None = None
+    grades: Floats | None = None
+    missing_loss: Number | None = None
+    full_sight_loss: Number = 0
+    tick_digits: int | None = None
+
+    def __post_init__(self) -> None:
+        """Reject an unknown sight."""
+        known = get_args(GuardianSees)
+        if self.guardian_sees not in known:
+            raise OptionError(f"guardian_sees must be one of {', '.join(known)}; got {self.guardian_sees!r}")
+
+    def tolerant(self) -> "LossMeasure":
+        """Return what measures rows without a Guardian score as well, before they are refused."""
+        return self if self.missing_loss is not None else replace(self, missing_loss=1)
+
+    def losses(self, log: ScoreArrays) -> LogLosses:
+        """Return the loss of every row of a log as its candidate set grows.
+
+        Raises:
+            ScoreLogError: a Guardian score is missing and `missing_loss` is None, or a loss is negative.
+        """
+        if self.grades is not None:
+            return _net_losses(log, self.grades, self.missing_loss)
+        if self.loss is None:
+            regret = self._regret(log)
+            return LogLosses((regret.losses(*block) for block in sorted_blocks(log)), regret.tick_digits, 0.0)
+        return _user_losses(log, self.loss, self)
+
+    def events(self, log: ScoreArrays) -> "Events":
+        """Return the events of a log; see `losses`."""
+        n = len(log.offsets) - 1
+        if self.loss is not None or self.grades is not None:
+            return events_of(self.losses(log), n)
+        regret = self._regret(log)
+        usual = n if regret.alone_only else max(n, len(log.primary) // 3)
+        return replace(_joined(_regret_pieces(regret), n, usual, regret.tick_digits), scores=regret.scores)
+
+    def _regret(self, log: ScoreArrays) -> "_Regret":
+        """Return how the Guardian regret of a log is counted; refuse scores that are missing or too large."""
+        worth, unknown = log.loss_scores, log.unknown_loss
+        worst = _price_of_unknown(log, unknown, self.missing_loss, _UNLABELLED)
+        low, high = check_guardian_scores(score_range(worth), log.source)
+        digits = finest_tick(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
+        return _Regret(
+            log=log,
+            worth=worth,
+            unknown=unknown,
+            alone_only=self.guardian_sees == "all",
+            worst=worst,
+            tick_digits=digits if self.tick_digits is None else self.tick_digits,
+            scores=(low, high),
+        )
 
 
 _UNLABELLED = ("`correct` of the Guardian's answer is unknown", "fill it in")
-
-
-def _missing_loss(log: ScoreArrays, missing_loss: Number | None) -> Fraction:
-    return _price_of_unknown(log, log.unknown_loss, missing_loss, _UNLABELLED)
 
 
 def _price_of_unknown(
@@ -200,51 +226,35 @@ def in_unit(scores: tuple[float, float]) -> bool:
     return scores[0] >= 0 and scores[1] <= 1
 
 
-@dataclass(frozen=True, slots=True)
-class RegretRule:
-    """How Guardian scores become losses in ticks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Regret:
+    """A log, and how its Guardian scores become losses in ticks.
 
     Attributes:
+        log: the log.
+        worth: the scores that the regret is measured in.
+        unknown: rows whose loss is unknown.
         alone_only: whether only the top action alone can lose, as the Guardian sees everything from then on.
         worst: the loss of a row whose loss is unknown.
         tick_digits: one tick is 10^-tick_digits.
         scores: the smallest and largest score of the log.
     """
 
+    log: ScoreArrays
+    worth: Floats
+    unknown: Bools
     alone_only: bool
     worst: Fraction
     tick_digits: int
     scores: tuple[float, float]
 
-    def losses(self, log: ScoreArrays, block: Block, unknown: Bools) -> BlockLosses:
-        """Return the loss of a block of rows as their candidate sets grow; that of some of them is unknown."""
-        gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-        levels = _regret_levels(block.of(log.loss_scores), order, alone_only=self.alone_only)
+    def losses(self, block: Block, gap: Floats, order: Integers) -> BlockLosses:
+        """Return the loss of a block of rows as their candidate sets grow."""
+        levels = _regret_levels(block.of(self.worth), order, alone_only=self.alone_only)
         levels = coarsened(levels, self.tick_digits)
+        unknown = block.per_row(self.unknown)
         _fill_missing(levels, unknown, self.worst, self.tick_digits, alone_only=self.alone_only)
         return BlockLosses(block, gap, order, levels)
-
-
-def regret_rule(
-    log: ScoreArrays, *, guardian_sees: GuardianSees, missing_loss: Number | None, tick_digits: int | None = None
-) -> RegretRule:
-    """Return how the Guardian regret of a log is counted; refuse scores that are missing or too large.
-
-    Args:
-        log: the scores.
-        guardian_sees: see `log_losses`.
-        missing_loss: see `log_losses`.
-        tick_digits: see `log_losses`.
-    """
-    worst = _missing_loss(log, missing_loss)
-    low, high = check_guardian_scores(score_range(log.loss_scores), log.source)
-    digits = finest_tick(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
-    return RegretRule(
-        alone_only=guardian_sees == "all",
-        worst=worst,
-        tick_digits=digits if tick_digits is None else tick_digits,
-        scores=(low, high),
-    )
 
 
 def check_guardian_scores(scores: tuple[float, float], source: str) -> tuple[float, float]:
@@ -264,8 +274,8 @@ def net_losses(log: ScoreArrays, grades: Floats) -> Floats:
     It is the grade of the Guardian's choice over all actions minus that of the Primary's.
     """
     top = np.empty(len(log.offsets) - 1, dtype=np.int64)
-    for block in blocks(log.offsets):
-        top[block.rows] = sorted_gaps(block.of(log.primary), digits=log.score_digits)[1][0]
+    for block, _, order in sorted_blocks(log):
+        top[block.rows] = order[0]
     starts = log.offsets[:-1]
     net = grades[starts + row_argmax(log.guardian, log.offsets)] - grades[starts + top]
     return np.where(log.missing, np.nan, net)
@@ -290,8 +300,7 @@ def _net_losses(log: ScoreArrays, grades: Floats, missing_loss: Number | None) -
     ticks[unknown] = _rounded_up(worst, digits)
 
     def walk() -> Iterator[BlockLosses]:
-        for block in blocks(log.offsets):
-            gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+        for block, gap, order in sorted_blocks(log):
             levels = np.zeros(gap.shape, dtype=np.int64)
             if len(gap) > 1:
                 levels[0] = block.per_row(ticks)
@@ -341,14 +350,14 @@ def _rounded_up(loss: Fraction, tick_digits: int) -> int:
     return -int(-loss * 10**tick_digits // 1)
 
 
-def _user_losses(
-    log: ScoreArrays, loss: Loss, *, alone_only: bool, worst: Fraction, least: Fraction, tick_digits: int | None
-) -> LogLosses:
+def _user_losses(log: ScoreArrays, loss: Loss, measure: LossMeasure) -> LogLosses:
     """Return a user's loss on its monotone envelope: the largest loss at this or any larger relaxation."""
-    raw = [(block, *_user_levels(log, block, loss, alone_only=alone_only)) for block in blocks(log.offsets)]
-    n, unknown = len(log.offsets) - 1, log.unknown_loss
+    n, unknown, alone_only = len(log.offsets) - 1, log.unknown_loss, measure.guardian_sees == "all"
+    worst = _price_of_unknown(log, unknown, measure.missing_loss, _UNLABELLED)
+    least = as_fraction(measure.full_sight_loss, name="full_sight_loss")
+    raw = [(*block, _user_levels(log, *block, loss, unknown, alone_only=alone_only)) for block in sorted_blocks(log)]
     largest = check_size(Fraction(max(float(levels.max()) for *_, levels in raw)))
-    digits = finest_tick(n, max(largest, worst)) if tick_digits is None else tick_digits
+    digits = finest_tick(n, max(largest, worst)) if measure.tick_digits is None else measure.tick_digits
     lifted = 0.0
     lifted_blocks: list[BlockLosses] = []
     for block, gap, order, levels in raw:
@@ -360,13 +369,14 @@ def _user_losses(
     return LogLosses(lifted_blocks, digits, lifted / n)
 
 
-def _user_levels(log: ScoreArrays, block: Block, loss: Loss, *, alone_only: bool) -> tuple[Floats, Integers, Floats]:
-    gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
-    levels, unknown = np.zeros(gap.shape), log.unknown_loss
+def _user_levels(
+    log: ScoreArrays, block: Block, gap: Floats, order: Integers, loss: Loss, unknown: Bools, *, alone_only: bool
+) -> Floats:
+    levels = np.zeros(gap.shape)
     for k, index in enumerate(block.all_rows().tolist()):
         if not unknown[index]:
             levels[:, k] = _user_row(log, index, gap[:, k], order[:, k], loss, alone_only=alone_only)
-    return gap, order, levels
+    return levels
 
 
 def _as_number(value: Any) -> float:
@@ -443,34 +453,6 @@ class Events:
         losses = np.zeros(self.n, np.int64) if self.remaining is None else self.remaining.copy()
         np.add.at(losses, self.row[later], self.drop[later])
         return losses
-
-
-def loss_events(
-    log: ScoreArrays,
-    *,
-    guardian_sees: GuardianSees,
-    loss: Loss | None = None,
-    grades: Floats | None = None,
-    missing_loss: Number | None = None,
-    full_sight_loss: Number = 0,
-    tick_digits: int | None = None,
-) -> Events:
-    """Return the events of a log; the arguments are those of `log_losses`."""
-    if loss is not None or grades is not None or guardian_sees not in get_args(GuardianSees):
-        losses = log_losses(
-            log,
-            guardian_sees=guardian_sees,
-            loss=loss,
-            grades=grades,
-            missing_loss=missing_loss,
-            full_sight_loss=full_sight_loss,
-            tick_digits=tick_digits,
-        )
-        return events_of(losses, len(log.offsets) - 1)
-    rule = regret_rule(log, guardian_sees=guardian_sees, missing_loss=missing_loss, tick_digits=tick_digits)
-    n = len(log.offsets) - 1
-    usual = n if rule.alone_only else max(n, len(log.primary) // 3)
-    return replace(_joined(_regret_pieces(log, rule), n, usual, rule.tick_digits), scores=rule.scores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,27 +532,28 @@ def _rank(loss: tuple[int, int]) -> tuple[int, int]:
     return loss[0], -loss[1]
 
 
-def _regret_pieces(log: ScoreArrays, rule: RegretRule) -> Iterator[_Piece]:
+def _regret_pieces(regret: _Regret) -> Iterator[_Piece]:
     """Yield the events of all rows, in blocks; those with an unknown loss or unusually large scores through their losses."""
-    unknown, sizes = log.unknown_loss, np.diff(log.offsets)
-    large = max(-rule.scores[0], rule.scores[1]) > _LARGEST_EXACT
+    log, unknown = regret.log, regret.unknown
+    sizes = np.diff(log.offsets)
+    large = max(-regret.scores[0], regret.scores[1]) > _LARGEST_EXACT
     plain = None if not (large or unknown.any()) else np.zeros(len(sizes), np.bool_) if large else ~unknown
     if plain is None or plain.any():
-        yield from _short_pieces(log, rule, sizes, plain)
-        for block in _long_blocks(log.offsets, sizes, plain, padded=not rule.alone_only):
-            yield (_alone_long if rule.alone_only else _long)(log, rule, block)
+        yield from _short_pieces(regret, sizes, plain)
+        for block in _long_blocks(log.offsets, sizes, plain, padded=not regret.alone_only):
+            yield (_alone_long if regret.alone_only else _long)(regret, block)
     if plain is not None:
-        for block in blocks(log.offsets, ~plain):
-            yield _block_piece(rule.losses(log, block, block.per_row(unknown)))
+        for block in sorted_blocks(log, ~plain):
+            yield _block_piece(regret.losses(*block))
 
 
-def _short_pieces(log: ScoreArrays, rule: RegretRule, sizes: Integers, some: Bools | None) -> Iterator[_Piece]:
+def _short_pieces(regret: _Regret, sizes: Integers, some: Bools | None) -> Iterator[_Piece]:
     """Yield the events of short rows; rows of other decades than nearly all of their block are left to the next round."""
     left = [np.zeros(0, np.int64)]
     while left:
         left = list[Indices]()
-        for block in _short_blocks(log.offsets, sizes, some):
-            piece, others = (_alone if rule.alone_only else _short)(log, rule, block)
+        for block in _short_blocks(regret.log.offsets, sizes, some):
+            piece, others = (_alone if regret.alone_only else _short)(regret, block)
             yield piece
             if len(others):
                 left.append(block.row_numbers(others))
@@ -654,11 +637,11 @@ def _gaps(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
     return ticks
 
 
-def _short(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
+def _short(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
     """Return the events of the regret over the candidates, of rows that a network sorts, and the rows left out."""
-    keys, decimals, others = _keys(block.of(log.primary), log.score_digits)
-    worth = _guardian_ticks(block.of(log.loss_scores))
-    losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), rule.tick_digits)
+    keys, decimals, others = _keys(block.of(regret.log.primary), regret.log.score_digits)
+    worth = _guardian_ticks(block.of(regret.worth))
+    losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), regret.tick_digits)
     losses[:, others] = 0.0
     columns, places = sorted_columns(keys), np.arange(int(keys.shape[1]))
     level = at_zero = losses.take(_flat_places(columns[0], places), mode="clip")
@@ -703,19 +686,19 @@ def _flat_places(column: Integers, places: Indices) -> Indices:
     return flat
 
 
-def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
+def _long(regret: _Regret, block: Block) -> _Piece:
     """Return the events of the regret over the candidates, of longer rows of one size, copies of last actions included."""
     shape = (-1, block.size)
-    scores = log.primary[block.flat].reshape(shape)
-    ticks, decimals = tick_gaps(scores.T, digits=log.score_digits)
+    scores = regret.log.primary[block.flat].reshape(shape)
+    ticks, decimals = tick_gaps(scores.T, digits=regret.log.score_digits)
     keys = np.ascontiguousarray(ticks.T).astype(np.int64)
     bits = keys.size.bit_length()
     keys <<= bits
     keys |= np.arange(keys.size).reshape(keys.shape)
     keys.sort(axis=1)
-    best = _guardian_ticks(log.loss_scores[block.flat]).take(keys & ((1 << bits) - 1))
+    best = _guardian_ticks(regret.worth[block.flat]).take(keys & ((1 << bits) - 1))
     np.maximum.accumulate(best, axis=1, out=best)
-    level = _coarse(best[:, -1:] - best, rule.tick_digits)
+    level = _coarse(best[:, -1:] - best, regret.tick_digits)
     keys >>= bits
     tied = np.count_nonzero(keys == 0, axis=1)
     at_zero = level[np.arange(len(level)), tied - 1]
@@ -727,12 +710,12 @@ def _long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
     return _Piece(block, at_zero, [(position, gap, fall[hit])])
 
 
-def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, Indices]:
+def _alone(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
     """Return the events of the regret of the top action alone, of short rows, and the rows left out.
 
     No order is needed, only the two best scores.
     """
-    scores, worth = as_recorded(block.of(log.primary), log.score_digits), block.of(log.loss_scores)
+    scores, worth = as_recorded(block.of(regret.log.primary), regret.log.score_digits), block.of(regret.worth)
     if len(scores) == 1:
         return _Piece(block, np.zeros(int(scores.shape[1])), []), np.zeros(0, np.int64)
     top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
@@ -741,10 +724,10 @@ def _alone(log: ScoreArrays, rule: RegretRule, block: Block) -> tuple[_Piece, In
         own = _either(score > top, value, own)
         np.maximum(second, np.minimum(top, score), out=second)
         np.maximum(top, score, out=top)
-    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), log.score_digits)
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), regret.log.score_digits)
     best = worth.max(axis=0)
     own[others] = best[others]
-    return _single_events(block, rule, decimals, top - second, own, best), others
+    return _single_events(block, regret, decimals, top - second, own, best), others
 
 
 def _either(first: Bools, one: Floats, other: Floats) -> Floats:
@@ -752,11 +735,11 @@ def _either(first: Bools, one: Floats, other: Floats) -> Floats:
     return np.where(first, one, other)
 
 
-def _alone_long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
+def _alone_long(regret: _Regret, block: Block) -> _Piece:
     """Return the same for longer rows of any size, one after the other."""
-    scores = as_recorded(log.primary[block.flat], log.score_digits)
-    worth, rows = log.loss_scores[block.flat], block.all_rows()
-    sizes = log.offsets[rows + 1] - log.offsets[rows]
+    scores = as_recorded(regret.log.primary[block.flat], regret.log.score_digits)
+    worth, rows, offsets = regret.worth[block.flat], block.all_rows(), regret.log.offsets
+    sizes = offsets[rows + 1] - offsets[rows]
     starts = np.cumsum(sizes) - sizes
     top, low = np.maximum.reduceat(scores, starts), np.minimum.reduceat(scores, starts)
     place = np.where(scores == np.repeat(top, sizes), np.arange(len(scores)), len(scores))
@@ -764,12 +747,12 @@ def _alone_long(log: ScoreArrays, rule: RegretRule, block: Block) -> _Piece:
     rest = scores.copy()
     rest[first] = -np.inf
     second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worth, starts)
-    decimals = kept_decimals(np.maximum(top, -low), log.score_digits)
-    return _single_events(block, rule, decimals, top - second, worth[first], best)
+    decimals = kept_decimals(np.maximum(top, -low), regret.log.score_digits)
+    return _single_events(block, regret, decimals, top - second, worth[first], best)
 
 
 def _single_events(
-    block: Block, rule: RegretRule, decimals: Integers, lead: Floats, own: Floats, best: Floats
+    block: Block, regret: _Regret, decimals: Integers, lead: Floats, own: Floats, best: Floats
 ) -> _Piece:
     """Return one event per row, at its margin: from the regret of the top action to 0.
 
@@ -779,7 +762,7 @@ def _single_events(
 
     Args:
         block: the rows.
-        rule: how losses are counted.
+        regret: how losses are counted.
         decimals: those kept of the Primary scores.
         lead: the best Primary score of each row minus the second best; used as scratch memory.
         own: what the top action is worth to the Guardian.
@@ -787,7 +770,7 @@ def _single_events(
     """
     shift(lead, decimals)
     ticks = np.rint(lead, out=lead)
-    level = _coarse(_guardian_ticks(best) - _guardian_ticks(own), rule.tick_digits)
+    level = _coarse(_guardian_ticks(best) - _guardian_ticks(own), regret.tick_digits)
     level[ticks == 0] = 0.0
     hit = np.flatnonzero(level > 0)
     return _Piece(block, level, [(hit, _gaps(ticks[hit], decimals, hit), level[hit])])

@@ -8,17 +8,16 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, ScoreArrays
+from conformal_arbitrage.core.exact import Bools, Draw, Floats, Indices, Integers, ScoreArrays
 from conformal_arbitrage.core.losses import (
-    Draw,
     Events,
     GuardianSees,
     Loss,
+    LossMeasure,
     Number,
     as_fraction,
     check_size,
     in_unit,
-    loss_events,
     within_unit,
 )
 from conformal_arbitrage.errors import OptionError, ScoreLogError
@@ -176,22 +175,17 @@ class RiskCurve:
 
         Args:
             log: anything with the flat arrays of a ScoreLog.
-            guardian_sees: what the loss is measured on, see `log_losses`.
-            loss: a user's loss; None for the Guardian regret.
-            grades: what each action is worth, for the net loss; see `log_losses`. It needs draws.
-            missing_loss: the loss of a row whose loss is unknown, such as one without a Guardian score.
-            full_sight_loss: the loss of such a row with every action in sight.
+            guardian_sees, loss, grades, missing_loss, full_sight_loss: see `LossMeasure`; `grades` need draws.
             u: one draw per row for boundary="random", or what gives the draws of the rows that are asked for.
         """
-        events = loss_events(
-            log,
+        measure = LossMeasure(
             guardian_sees=guardian_sees,
             loss=loss,
             grades=grades,
             missing_loss=missing_loss,
             full_sight_loss=full_sight_loss,
         )
-        return cls.from_events(log, events, grades=grades, u=u)
+        return cls.from_events(log, measure.events(log), grades=grades, u=u)
 
     @classmethod
     def from_events(

@@ -17,7 +17,7 @@ from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
 from conformal_arbitrage.core.bounds import Interval
 from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
-from conformal_arbitrage.core.losses import Number, log_losses, net_losses, within_unit
+from conformal_arbitrage.core.losses import LossMeasure, Number, net_losses, within_unit
 from conformal_arbitrage.core.walk import RiskCurve
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
@@ -281,7 +281,7 @@ def inspect(
 
 def primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
     """Return each row's top action, its margin, and the loss if it stands alone."""
-    losses = log_losses(log, guardian_sees="all")
+    losses = LossMeasure().losses(log)
     top, margin, regret = np.empty(len(log), dtype=np.int64), np.empty(len(log)), np.empty(len(log))
     for piece in losses.blocks:
         rows = piece.block.rows

@@ -19,7 +19,6 @@ from conformal_arbitrage.live.service import (
     PolicyStanding,
     WatchedLedger,
     as_evidence,
-    luck_words,
     read_history,
     stand,
     voided,
@@ -611,7 +610,7 @@ def _promise_of(version: PolicyVersion, lifts: Sequence[LiftBody]) -> str:
     void = "".join(f"<p class=bad>{escape(_VOID.format(at=_time(lift.at), by=lift.by))}</p>" for lift in lifts)
     if not lifts and (reason := voided(version)) is not None:
         void = f"<p class=bad>{escape(_VOID_FROM_THE_START.format(reason=_sentence(reason)))}</p>"
-    luck = f"<p class=small>About many decisions: {escape(luck_words(certificate))}.</p>"
+    luck = f"<p class=small>About many decisions: {escape(certificate.luck)}.</p>"
     return f"<h3>{since}.{changed}</h3><blockquote>{escape(certificate.guarantee)}</blockquote>{luck}{void}"
 
 

@@ -5,7 +5,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
 from math import exp
 from typing import Any
 
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_pair, read_quantiles
-from conformal_arbitrage.calibration.options import refusal, refuse_combination
+from conformal_arbitrage.calibration.options import refuse_combination
 from conformal_arbitrage.calibration.promises import Net, PerSession
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
@@ -29,7 +28,6 @@ from conformal_arbitrage.monitoring.lines import (
     certificate_lines,
     freshness,
     ledger_names,
-    next_range,
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, LedgerRow, Monitor, Standing
 from conformal_arbitrage.store import ledger as stored_ledger
@@ -248,41 +246,12 @@ def age_of(
         last_known=known.last,
         blind_decisions=None if net else blind_decisions(share, audit_rate),
         next_decisions=certificate.n,
-        range=range_of(certificate),
+        range=certificate.next_range(),
         stale=stale,
         expired=limits.expiry(days, decisions),
         decisions=decisions,
         fresh_days=limits.fresh_days,
     )
-
-
-def range_of(certificate: Certificate) -> Limits | None:
-    """Return the range of the mean loss over as many decisions as the certificate has rows; None where there is no law."""
-    binary = certificate.loss.binary
-    unproved = any(refusal("range", kind) is not None for kind in certificate.kinds)
-    chosen = certificate.ancestry is not None and certificate.ancestry.step != "scheduled"
-    if not binary or unproved or chosen or certificate.confidence is not None or certificate.groups is not None:
-        return None
-    return _next_range(certificate.n, certificate.alpha / certificate.loss_bound)
-
-
-def luck_words(certificate: Certificate) -> str:
-    """Return what is known of many decisions under one certificate, which share its luck, in a sentence."""
-    if certificate.status == "always_defer":
-        return "all are deferred, so they lose nothing"
-    ends = range_of(certificate)
-    if ends is None:
-        return "they share this certificate's luck, and only audits say how far their mean loss lies from alpha"
-    low, high = (certificate.loss_bound * end for end in ends)
-    return (
-        f"over the next {certificate.n:,}, the mean loss lies in {low:.3g} to {high:.3g} for 95 % of calibrations and "
-        "traffic, if these are exchangeable and the budget is spent; more of them share the same luck, and hardly narrow it"
-    )
-
-
-@cache
-def _next_range(n: int, share: float) -> Limits | None:
-    return next_range(n, share, n)
 
 
 def _date(seconds: float | None) -> str | None:

@@ -5,8 +5,6 @@ from fractions import Fraction
 from math import ceil, floor, inf, log
 from typing import Literal
 
-import numpy as np
-
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.options import refusal, refuse_combination, shared_size
 from conformal_arbitrage.calibration.planning import rows_needed
@@ -18,11 +16,9 @@ from conformal_arbitrage.core.bounds import (
     largest_plausible,
     signed_tail,
 )
-from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.limits import Limits
 
 # --- How long a certificate speaks ---
 
@@ -30,42 +26,6 @@ from conformal_arbitrage.monitoring.limits import Limits
 FRESH_DAYS = 30
 SEES_DOUBLING = 27
 """This many audits over a show, as amber, a loss that is doubled from installation on, with a probability of 90 %."""
-_MOST_DECISIONS = 1_000_000
-"""Beyond this the range no longer changes."""
-
-
-def next_range(n: int, share: Number, decisions: int, *, confidence: float = 0.95) -> Limits | None:
-    """Return the range of the mean loss over the next N decisions, as shares of the loss bound; None if all are deferred.
-
-    It holds for a share `confidence` of calibrations and traffic if they are exchangeable, losses are 0 or the bound, and
-    the budget is spent: scores without ties, or a random boundary, and a Primary that needs the Guardian. Where it is not
-    spent, the mean may lie below. For graded losses there is no such law: watch the limits of the running mean.
-
-    Args:
-        n: rows of the certificate.
-        share: its risk budget as a share of the loss bound.
-        decisions: N.
-        confidence: how often the mean lies inside.
-    """
-    if decisions < 1:
-        raise OptionError(f"decisions must be 1 or more; got {decisions}")
-    losses = int(as_fraction(share, name="alpha") * (n + 1) // 1)
-    if losses < 1:
-        return None
-    total = min(decisions, _MOST_DECISIONS)
-    reached = np.cumsum(_beta_binomial(total, losses, n + 1 - losses))
-    tail = (1 - confidence) / 2
-    low, high = np.searchsorted(reached, [tail, 1 - tail])
-    return float(low / total), float(high / total)
-
-
-def _beta_binomial(total: int, a: float, b: float) -> Floats:
-    """Return the probability of 0 to `total` losses."""
-    k = np.arange(total)
-    steps = np.log(total - k) + np.log(a + k) - np.log(k + 1) - np.log(b + total - k - 1)
-    logs = np.concatenate([[0.0], np.cumsum(steps)])
-    weights = np.exp(logs - logs.max())
-    return weights / weights.sum()
 
 
 def audits_to_see_doubling(share: float) -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import Floats, Indices, Integers, blocks, sorted_gaps
+from conformal_arbitrage.core.exact import Floats, Indices, Integers, sorted_blocks
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog
 
@@ -108,8 +108,7 @@ def _by_chance(log: ScoreLog, digests: NDArray[np.uint64]) -> bool:
     of 0 and the largest one are left aside, where scores pile up.
     """
     top, margin = np.zeros(len(log), np.int64), np.full(len(log), np.inf)
-    for block in blocks(log.offsets):
-        gap, order = sorted_gaps(block.of(log.primary), digits=log.score_digits)
+    for block, gap, order in sorted_blocks(log):
         top[block.rows] = order[0]
         if len(gap) > 1:
             margin[block.rows] = gap[1]

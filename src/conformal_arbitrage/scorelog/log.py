@@ -631,7 +631,7 @@ def read_columns(
     has = {name for name in ("id", "label", "group", "context", "actions") if name in table.types}
     used = {*p_names, *g_names, *roles, *lists, *has, *(f"{role}_{name}" for role in roles for name in USAGE)}
     ids, distinct = table.ids("id") if "id" in has else (None, False)
-    kept_lists, extra = _read_rest(table, [name for name in table.types if name not in used], p[1])
+    kept_lists, extra = table.others([name for name in table.types if name not in used], p[1])
     wide_single = {role for role, single in zip(roles, (p_single, g_single), strict=True) if single}
     return RawColumns(
         source=table.source,
@@ -715,21 +715,6 @@ def _noted_single(table: ColumnReader) -> frozenset[str]:
 def _read_usage(table: ColumnReader, role: str) -> Usage:
     names = {name: f"{role}_{name}" for name in USAGE}
     return Usage(**{name: table.scalars(column) for name, column in names.items() if column in table.types})
-
-
-def _read_rest(
-    table: ColumnReader, names: Sequence[str], sizes: Integers
-) -> tuple[dict[str, Lists], dict[str, NDArray[Any]]]:
-    """Return the other columns: number lists that line up with the actions, and all else one value per row."""
-    lists: dict[str, Lists] = {}
-    extra: dict[str, NDArray[Any]] = {}
-    for name in names:
-        numbers = table.numbers_if_any(name)
-        if numbers is not None and ((numbers[1] == sizes) | (numbers[1] < 0)).all() and (numbers[1] > 0).any():
-            lists[name] = numbers
-        else:
-            extra[name] = table.anything(name)
-    return lists, extra
 
 
 def wide_scores(table: ColumnReader, columns: Sequence[str]) -> tuple[tuple[Floats, Integers], bool]:

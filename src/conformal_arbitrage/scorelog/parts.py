@@ -595,17 +595,6 @@ def _selected(part: ScorePart, chosen: Integers) -> ScoreLog | None:
     return None if low == high else part.load().select(chosen[low:high] - part.first)
 
 
-def is_large(source: str) -> bool:
-    """Return whether a name is that of one local Parquet file with more rows than are ever put together in memory."""
-    if scheme_of(source) is not None or not is_parquet(source) or not Path(source).is_file():
-        return False
-    try:
-        with FileList([source]) as listed:
-            return sum(listed.rows_of_files().values()) > GATHERED
-    except ScoreLogError:  # whoever reads the file will say what is wrong with it
-        return False
-
-
 class FileList(ColumnReader):
     """All files at once, for questions that DuckDB answers by itself."""
 

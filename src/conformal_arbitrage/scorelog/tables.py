@@ -591,6 +591,20 @@ class ColumnReader:
                 return np.asarray(values)
         return self.texts(name)
 
+    def others(
+        self, names: Sequence[str], sizes: Integers
+    ) -> tuple[dict[str, tuple[Floats, Integers]], dict[str, NDArray[Any]]]:
+        """Return columns without a role: number lists that line up with the actions, and all else one value per row."""
+        lists: dict[str, tuple[Floats, Integers]] = {}
+        extra: dict[str, NDArray[Any]] = {}
+        for name in names:
+            numbers = self.numbers_if_any(name)
+            if numbers is not None and ((numbers[1] == sizes) | (numbers[1] < 0)).all() and (numbers[1] > 0).any():
+                lists[name] = numbers
+            else:
+                extra[name] = self.anything(name)
+        return lists, extra
+
     def _describe(self) -> None:
         """Learn the columns and the number of rows; a table without rows is refused."""
         described = self._query("describe source")
@@ -863,6 +877,20 @@ class Table(ColumnReader):
             return sidecar.read_bytes()
         except OSError as error:
             raise self._translated(error) from error
+
+
+def parquet_rows(path: str) -> int | None:
+    """Return the number of rows of a Parquet file, from its footer; None for another file, or one that cannot be read."""
+    import duckdb
+
+    if not path.lower().endswith(".parquet"):
+        return None
+    query = f"select num_rows from parquet_file_metadata({literal(_no_glob(path))})"
+    try:
+        with connect() as connection:
+            return int(connection.execute(query).fetchall()[0][0])
+    except duckdb.Error:  # whoever reads the file will say what is wrong with it
+        return None
 
 
 def write_table(path: str | Path, table: TableColumns) -> None:
