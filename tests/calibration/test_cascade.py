@@ -52,7 +52,7 @@ def test_a_certificate_is_written_read_signed_and_verified(log, tmp_path, loss, 
     assert certificate.path.cost < certificate.path.guardian_cost
     assert chain is None or certificate.path.chain.models == chain
     assert (certificate.path.tuning.rows, certificate.n) == (240, 360)
-    assert certificate.summary.split("\n")[1].startswith("The expected loss of the next decision")
+    assert certificate.summary.split("\n")[1].startswith("Promise: the expected loss")
 
 
 def test_one_query_at_a_time_is_decided_as_the_whole_log_is(log, chained):

@@ -35,7 +35,8 @@ def test_the_facts_mention_draws_missing_scores_and_deferral():
     assert "on this log" not in facts
     primary, guardian = [[0.6, 0.5]] * 40, [[0.0, 1.0]] * 40
     random = calibrate(ScoreLog.from_arrays(primary, guardian, id=range(40)), 0.3, boundary="random", key=b"k")
-    assert "at this gap, draws up to 0." in dict(random.facts())["relaxation"]
+    assert dict(random.facts())["relaxation"] == repr(random.relaxation)
+    assert "draws up to 0." in dict(random.further_facts())["at the threshold"]
     alone = calibrate(ScoreLog.from_arrays(primary, [[1.0, 0.0]] * 40), 0.1)
     assert "the Primary's choice stands wherever it leads; ties at the top" in dict(alone.facts())["relaxation"]
     router = ScoreLog.from_router(confidence=[0.5] * 40, primary_grade=[1.0] * 40, guardian_grade=[1.0] * 40)

@@ -150,9 +150,14 @@ def test_router_form_speaks_of_two_answers_and_a_confidence():
     assert "With both answers in sight" in own.guarantee
 
 
-def test_the_summary_has_two_lines_at_most(certificate, science):
+def test_the_summary_is_the_rule_and_three_lines(certificate, science):
     assert "stands where it leads by more than 0.457141, else the Guardian sees every action" in certificate.summary
-    assert len(certificate.summary.splitlines()) == 2
+    _, promise, conditions, left_open = certificate.summary.splitlines()
+    assert promise == "Promise: the expected loss of the next decision is at most 0.05."
+    assert conditions.startswith("Conditions: traffic, models and settings stay as in these 2369 rows")
+    assert "half of all calibrations it is above, typically by less than 0.0045" in left_open
+    for jargon in ("crc", "unbound", "luck", "slack", "draws"):
+        assert jargon not in certificate.summary
     assert "sees the candidates" in calibrate(science, 0.05, guardian_sees="candidates").summary
     assert "Every query goes to the Guardian" in calibrate(science, 0.0001).summary
     log = ScoreLog.from_router(confidence=[0.9, 0.5] * 50, primary_grade=[1.0, 0.0] * 50, guardian_grade=[1.0] * 100)

@@ -83,7 +83,8 @@ def test_a_confidence_costs_something_and_is_worded():
     assert "with probability at least 0.95 over calibration logs" in exact.guarantee
     assert "Every loss is declared to be 0 or 1." in exact.guarantee
     assert "may lie above" not in exact.guarantee
-    assert "With probability 0.95" in exact.summary
+    assert "with probability 0.95" in exact.summary
+    assert "half of all calibrations" not in exact.summary
 
 
 def test_a_binarized_log_declares_its_losses():
@@ -308,7 +309,7 @@ def test_no_bound_is_printed_stronger_than_it_is():
 def test_the_summary_of_clusters_speaks_of_clusters():
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 60, [[1.0, 0.0]] * 60, group=[str(i // 2) for i in range(60)])
     summary = calibrate(log, 0.2, cluster="group", max_cluster_size=2).summary
-    assert "The expected total loss of the next cluster is at most 0.2 times its expected number of queries" in summary
+    assert "the expected total loss of the next cluster is at most 0.2 times its expected number of queries" in summary
     assert "next decision" not in summary
 
 

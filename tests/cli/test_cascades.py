@@ -24,7 +24,9 @@ def test_a_cascade_is_calibrated_shown_verified_and_applied(run, log):
     assert "the right pair matters more than a longer chain" in " ".join(shown.split())
     assert "Written: c.json" in shown
     assert "holds" in run("verify", "c.json", log).stdout
-    assert "one promise for the whole cascade" in " ".join(run("certificate", "show", "c.json").stdout.split())
+    assert "one promise for the whole cascade" in " ".join(
+        run("certificate", "show", "c.json", "--full").stdout.split()
+    )
     assert json.loads(run("certificate", "show", "c.json", "--json").stdout)["rule"]["type"] == "path"
     applied = json.loads(run("apply", "c.json", log, "--json", "-o", "d.jsonl").stdout)
     assert applied["rows"] == sum(applied["answered_by"].values()) == 500
@@ -51,7 +53,7 @@ def test_chain_models_loss_and_split_can_be_chosen(run, log):
     assert tuple(document["rule"]["tuning"][name] for name in ("seed", "rows", "fixed")) == (4, 250, True)
     fewer = json.loads(run("calibrate", log, "--path", "--alpha", "0.1", "--models", "small,large", "--json").stdout)
     assert {name for one in fewer["rule"]["tuning"]["estimates"] for name in one["models"]} == {"small", "large"}
-    assert "whole guarantee" not in run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small").stdout
+    assert "Written" not in run("calibrate", log, "--path", "--alpha", "0.1", "--chain", "small").stdout
 
 
 def test_held_out_trials_show_cost_and_loss(run, log):

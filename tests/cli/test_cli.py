@@ -122,7 +122,7 @@ def test_the_net_loss_takes_the_random_boundary_that_it_needs(run, monkeypatch):
     monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
     net = ["--loss", "net", "--primary-column", "smollm2", "--guardian-column", "qwen15b"]
     shown = run("calibrate", "log.parquet", "--alpha", "0.05", *net, "-o", "certificate.json").stdout
-    assert "boundary random" in shown
+    assert "a draw says which actions exactly at the threshold" in shown
     assert "losses in [-1, 1]" in shown
     assert "nothing differs" in run("verify", "certificate.json", "log.parquet").stdout
     refused = run("calibrate", "log.parquet", "--alpha", "0.05", *net, "--boundary", "include", code=2)
@@ -620,6 +620,36 @@ def test_a_damaged_certificate_never_causes_a_traceback(run):
 
 def test_without_arguments_the_help_is_shown(run):
     assert "Usage:" in run().stdout
+
+
+def test_a_certificate_is_shown_in_plain_words_and_with_full_in_all_of_them(run):
+    drawn = ["--alpha", "0.05", "--boundary", "random", *PAIR, "-o", "certificate.json"]
+    for plain in (run("calibrate", "log.parquet", *drawn), run("certificate", "show", "certificate.json")):
+        assert [line.split(":")[0] for line in plain.stdout.splitlines() if ": " in line and line[0] in "PCN"] == [
+            "Promise", "Conditions", "Not promised"
+        ]  # fmt: skip
+        for jargon in ("draws up to", "unused budget", "luck", "crc", "unbound", "exchangeable"):
+            assert jargon not in plain.stdout
+    shown = run("certificate", "show", "certificate.json", "--full").stdout
+    for words in ("draws up to", "unused budget", "share this certificate's luck", "exchangeable"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [("calibrate", {"--alpha", "--output", "--json"}), ("evaluate", {"--alpha", "--calibration-size"})],
+)
+def test_many_options_are_grouped_and_the_usual_ones_come_first(run, name, usual):
+    text = run(name, "--help").stdout
+    first, *others = text[text.index("Usual options:") :].split("\n\n")
+    titles = [section.splitlines()[0] for section in others]
+    assert len(titles) >= 5
+    assert titles[-1] != "Usual options:"
+    assert all(option in first for option in usual)
+    command = cli.get_command(click.Context(cli), name)
+    shown = {option for line in text.splitlines() for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", line)}
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert shown == {option.opts[-1] for option in options} | {"--help"}
 
 
 def test_an_invalid_router_table_is_reported_with_its_own_column_names(run):

@@ -33,7 +33,7 @@ def test_a_confidence_is_calibrated_with_and_without_draws(run, log):
     arguments = ("calibrate", log, "--alpha", "0.05", "--confidence", "0.95")
     run(*arguments, "--zero-one", "-o", "c.json")
     shown = run(*arguments, "-o", "graded.json").stdout
-    assert "With probability 0.95 the long-run loss" in shown
+    assert "with probability 0.95 the long-run loss" in shown
     for name in ("c.json", "graded.json"):
         assert "holds" in run("verify", name, log).stdout
     run("apply", "graded.json", log)

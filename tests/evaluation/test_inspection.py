@@ -71,7 +71,7 @@ def test_problems_come_with_their_remedy():
     text = " ".join(inspection.problems)
     assert (inspection.rows, inspection.no_opinion_rows, inspection.missing_guardian_rows) == (3, 1, 1)
     assert inspection.budgets == ()
-    for word in ("--loss-bound", "--missing-guardian worst_case", "`id`", "label", "unbound"):
+    for word in ("--loss-bound", "--missing-guardian worst_case", "`id`", "label", "which models made it"):
         assert word in text
     assert "rows are few" in " ".join(inspect(log, loss_bound=5).problems)
 

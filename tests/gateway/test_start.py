@@ -218,6 +218,23 @@ def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(
     assert gateway.decide().status_code == 401
 
 
+def test_policies_and_their_last_decisions_are_listed(house):
+    gateway = house()
+    assert "no database" not in run(gateway.folder, "policies", "list").stderr
+    for _ in range(3):
+        gateway.decide()
+    listed = json.loads(run(gateway.folder, "policies", "list", "--json").stdout)
+    assert [(policy["policy"], policy["mode"], policy["version"], policy["alarm"]) for policy in listed] == [
+        ("support", "enforce", 1, None)
+    ]
+    assert "support" in run(gateway.folder, "policies", "list").stdout
+    latest = json.loads(run(gateway.folder, "records", "list", "--limit", "2", "--json").stdout)
+    assert [(decision["policy"], decision["no_guarantee"]) for decision in latest] == [("support", None)] * 2
+    assert latest[0]["at"] >= latest[1]["at"]
+    assert latest[0]["id"] in run(gateway.folder, "records", "list").stdout
+    assert json.loads(run(gateway.folder, "records", "list", "--policy", "other", "--json").stdout) == []
+
+
 @pytest.mark.parametrize(
     ("policy", "warned"),
     [

@@ -675,6 +675,15 @@ _AT_0 = {
     False: "the Primary's choice stands wherever it leads; ties at the top are deferred, however many there are",
     True: "the Primary's answer is given wherever its confidence is above 0",
 }
+_SEES = {
+    "all": "the Guardian sees every action",
+    "candidates": "the Guardian sees the candidates",
+    "all-restricted-loss": "the Guardian sees every action, though the loss counts the candidates",
+}
+_AT_THRESHOLD = {
+    "include": "every action exactly at the threshold is a candidate",
+    "random": "a draw says which actions exactly at the threshold are candidates",
+}
 _NO_RELAXATION = {
     "ok": "",
     "always_defer": "none: every query is deferred",
@@ -688,10 +697,9 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     none = _NO_RELAXATION[certificate.status]
     relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
     relaxation += f"  ({_AT_0[evidence.router]})" if certificate.relaxation == 0 else ""
-    relaxation += f"  (at this gap, draws up to {certificate.boundary_u:.6f})" if certificate.boundary_u else ""
     facts = [
         ("relaxation", relaxation),
-        ("rule", f"the Guardian sees {certificate.guardian_sees}; boundary {certificate.boundary}"),
+        ("rule", f"{_SEES[certificate.guardian_sees]}; {_AT_THRESHOLD[certificate.boundary]}"),
         (
             "risk budget",
             f"alpha {as_written(promise.alpha)}, losses in [{as_written(loss.least)}, {as_written(loss.bound)}], "
@@ -704,7 +712,7 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
         facts.append(("clusters", f"{promise.clusters} by '{promise.cluster}', {sizes}"))
     if certificate.status in ("ok", "learned"):
         gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
-        facts.append(("on this log", f"loss {evidence.empirical_risk:.4f}{gross}, unused budget {evidence.slack:.4f}"))
+        facts.append(("on this log", f"loss {evidence.empirical_risk:.4f}{gross}"))
     if certificate.looked_at is not None:
         facts.append(("looked at before", certificate.looked_at))
     if certificate.ancestry is not None:
@@ -1220,6 +1228,15 @@ class Certificate:
         """Return what matters most as name and value pairs, for people."""
         return _path_facts(self, self.rule) if isinstance(self.rule, promises.Path) else _pair_facts(self)
 
+    def further_facts(self) -> list[tuple[str, str]]:
+        """Return what only those need who check the arithmetic: the draw of the threshold, and the budget left unspent."""
+        facts: list[tuple[str, str]] = []
+        if self.boundary_u:
+            facts.append(("at the threshold", f"draws up to {self.boundary_u:.6f} are candidates"))
+        if self.status in ("ok", "learned") and not self.is_cascade:
+            facts.append(("unused budget", f"{self.evidence.slack:.4f}"))
+        return facts
+
     def of_part(self, part: promises.CertifiedPart) -> "Certificate":
         """Return the certificate with the part of a log that it was made from."""
         return replace(self, provenance=structs.replace(self.provenance, part=part))
@@ -1257,7 +1274,7 @@ class Certificate:
 
     @property
     def summary(self) -> str:
-        """The guarantee in two lines; `guarantee` is the whole."""
+        """The rule in a line and the guarantee in three; `guarantee` is the whole."""
         return summary(self.rule, self.promise, self.loss, self.evidence, self.ancestry)
 
     def next_range(self) -> Interval | None:

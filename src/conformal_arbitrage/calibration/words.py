@@ -41,31 +41,39 @@ def guarantee(
 
 
 def summary(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, ancestry: Ancestry | None = None) -> str:
-    """Return the guarantee in two lines, for a screen; that there is none, if so."""
+    """Return the rule in a line, and the guarantee in three: promise, conditions, and what is not promised."""
     if ancestry is not None and ancestry.no_guarantee is not None:
         return f"There is no guarantee: {ancestry.no_guarantee}."
-    if isinstance(rule, Path):
-        return _path_summary(rule, promise, loss, evidence.n)
-    bounded = _bounded(promise, evidence.n)
     if rule.status == "always_defer":
+        whom = rule.guardian if isinstance(rule, Path) else "the Guardian"
         return (
-            f"Every query goes to the Guardian: no relaxation keeps a budget of {as_written(promise.alpha)} on these "
-            f"{evidence.n} rows."
+            f"Every query goes to {whom}: {evidence.n} rows allow no threshold that keeps a budget of "
+            f"{as_written(promise.alpha)}."
         )
+    lines = [
+        f"Promise: {_bounded(rule, promise, loss)}.",
+        f"Conditions: {_conditions(promise, evidence.n)}.",
+        f"Not promised: {_left_open(rule, promise, loss, evidence)}.",
+    ]
+    return "\n".join([_rule_line(rule, promise, evidence), *lines])
+
+
+def _rule_line(rule: Rule, promise: Promise, evidence: Evidence) -> str:
+    """Return who answers when."""
+    if isinstance(rule, Path):
+        chain = chain_text((*rule.chain.models, rule.guardian))
+        return f"{chain}: the first answer before the path's stop is given, else the Guardian's."
     if isinstance(rule, ByGroup):
-        return f"Each group by '{rule.by}' has a threshold of its own; unknown groups are deferred.\n{bounded}"
+        return f"Each group by '{rule.by}' has a threshold of its own; unknown groups are deferred."
     if isinstance(rule, Learned):
         stands = "answer is given" if evidence.router else "choice stands"
-        says = f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
-        return f"{says}\n{bounded}"
+        return f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
     threshold, shown = repr(rule.relaxation), "the candidates" if rule.guardian_sees == "candidates" else "every action"
     if isinstance(promise, PerSession):
-        says = f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
-    elif evidence.router:
-        says = f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
-    else:
-        says = f"The Primary's choice stands where it leads by more than {threshold}, else the Guardian sees {shown}."
-    return f"{says}\n{bounded}"
+        return f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
+    if evidence.router:
+        return f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
+    return f"The Primary's choice stands where it leads by more than {threshold}, else the Guardian sees {shown}."
 
 
 def as_written(value: float) -> str:
@@ -141,20 +149,46 @@ def _spread(promise: Promise, loss: LossTerms, evidence: Evidence) -> float:
     return sqrt(promise.alpha * (loss.bound - promise.alpha) * size / evidence.n)
 
 
-def _bounded(promise: Promise, n: int) -> str:
-    alpha, stays = as_written(promise.alpha), "if traffic, models and settings stay as in these"
+def _bounded(rule: Rule, promise: Promise, loss: LossTerms) -> str:
+    """Return what is promised, in a line."""
+    alpha, group = as_written(promise.alpha), ""
+    if isinstance(rule, ByGroup):
+        group = " of each group"
+        group += " of enough rows, and of the smaller ones taken together," if rule.small_groups == "merge" else ""
+    counted = " (gains counted)" if isinstance(loss, Net) else ""
     match promise:
-        case Cluster(clusters=clusters):
+        case Cluster():
             return (
-                f"The expected total loss of the next cluster is at most {alpha} times its expected number of queries, "
-                f"{stays} {clusters} clusters."
+                f"the expected total loss{counted} of the next cluster is at most {alpha} times its expected number of "
+                "queries"
             )
         case Confident(confidence=confidence) | Dial(confidence=confidence):
-            confident = f"With probability {as_written(confidence)} the long-run loss of this certificate"
-            return f"{confident} is at most {alpha}, {stays} {n} rows."
+            certain = f"with probability {as_written(confidence)} the long-run loss{counted} of this certificate"
+            return f"{certain}{group.replace(' of', ' in', 1)} is at most {alpha}"
         case _:
             unit = "session" if isinstance(promise, PerSession) else "decision"
-            return f"The expected loss of the next {unit} is at most {alpha}, {stays} {n} rows."
+            return f"the expected loss{counted} of the next {unit}{group} is at most {alpha}"
+
+
+def _conditions(promise: Promise, n: int) -> str:
+    """Return under which conditions a promise holds, in a line."""
+    rows = f"{promise.clusters} clusters" if isinstance(promise, Cluster) else f"{n} rows"
+    drawn = " (independent draws of it)" if isinstance(promise, Confident | Dial) else ""
+    fixed = "options were" if isinstance(promise, Dial) else "alpha and options were"
+    return f"traffic, models and settings stay as in these {rows}{drawn}; {fixed} fixed before anyone looked at them"
+
+
+def _left_open(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence) -> str:
+    """Return what is not promised, in a line."""
+    parts = "parts of a group" if isinstance(rule, ByGroup) else "parts of the traffic"
+    limits = f"a limit for single questions, {parts} or changed traffic"
+    if isinstance(promise, Confident | Dial):
+        return limits
+    above = f"that the long-run loss of this one certificate stays below {as_written(promise.alpha)}"
+    if isinstance(rule, Threshold | Path):
+        spread = f"{_spread(promise, loss, evidence):.2g}"
+        above += f" (in up to about half of all calibrations it is above, typically by less than {spread})"
+    return f"{limits}; {above}"
 
 
 def _described(loss: LossTerms, *, router: bool, session: bool) -> str:
@@ -474,18 +508,6 @@ def _path_guarantee(rule: Path, promise: Promise, loss: LossTerms, evidence: Evi
         [f"With gains not counted, the mean loss on these rows is {loss.regret:.4g}."] if isinstance(loss, Net) else []
     )
     return " ".join([*parts, _PATH_NOT_PROMISED])
-
-
-def _path_summary(rule: Path, promise: Promise, loss: LossTerms, n: int) -> str:
-    alpha = as_written(promise.alpha)
-    if rule.status == "always_defer":
-        return f"Every query goes to {rule.guardian}: {n} rows are too few for alpha {alpha}."
-    net = " (gains counted)" if isinstance(loss, Net) else ""
-    return (
-        f"{chain_text((*rule.chain.models, rule.guardian))}: the first answer before the path's stop is given, else the "
-        f"Guardian's.\nThe expected loss of the next decision{net} is at most {alpha}, if traffic, models and settings stay "
-        f"as in these {n} rows."
-    )
 
 
 _REGRET = (

@@ -43,9 +43,18 @@ from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import write_table, write_text
 
 CERTIFICATE = "certificate.json"
+FULL = "(--full prints the whole guarantee)"
 
 
-@click.command("calibrate")
+@click.command(
+    "calibrate",
+    cls=options.SectionedCommand,
+    sections=options.PROMISE
+    | options.LOSS
+    | options.SCORE
+    | {title: (*names, "seed") for title, names in options.CASCADE.items()}
+    | {"Further": ("config", "fixed_before", "margins", "engine", "jobs")},
+)
 @click.argument("log")
 @options.alpha
 @options.rule
@@ -70,6 +79,7 @@ CERTIFICATE = "certificate.json"
 @options.engine_options
 @click.option("-o", "--output", metavar="FILE", help="Write the certificate to this file.  [default: do not write it]")
 @options.force
+@options.full
 @options.as_json
 def calibrate_command(
     log: str,
@@ -86,6 +96,7 @@ def calibrate_command(
     guardian_column: str | None,
     outcomes: tuple[str, ...],
     output: str | None,
+    full: bool,
     as_json: bool,
     **further: Any,
 ) -> None:
@@ -130,7 +141,7 @@ def calibrate_command(
         )
         _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
     certificate = _finish(certificate, scores, secret)
-    _show_certificate(certificate, _use(certificate, scores, place), alpha, output, as_json=as_json)
+    _show_certificate(certificate, _use(certificate, scores, place), alpha, output, full=full, as_json=as_json)
 
 
 def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSecret) -> Certificate:
@@ -186,7 +197,7 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
 
 
 def _show_certificate(
-    certificate: Certificate, use: dict[str, Any] | None, alpha: str, output: str | None, *, as_json: bool
+    certificate: Certificate, use: dict[str, Any] | None, alpha: str, output: str | None, *, full: bool, as_json: bool
 ) -> None:
     if certificate.status == "always_defer":
         warn(
@@ -196,20 +207,24 @@ def _show_certificate(
     if as_json:
         print_json(certificate.to_dict() | ({} if use is None else {ON_THIS_LOG: use}))
         return
-    print_facts([*_facts_of(certificate), *([] if use is None else [_describe_use(**use)])])
-    click.echo(f"\n{wrapped(certificate.summary)}\n")
-    if output is None:
-        click.echo(wrapped(certificate.guarantee))
-        return
-    learned = certificate.fit is not None
-    beside = f" (its arrays: {sidecar_path(output)})" if learned else ""
-    click.echo(f"Written: {output}, with the whole guarantee and its conditions{beside}.")
+    print_facts([*_facts_of(certificate, full=full), *([] if use is None else [_describe_use(**use)])])
+    _show_guarantee(certificate, full=full)
+    if output is not None:
+        beside = f" (its arrays: {sidecar_path(output)})" if certificate.fit is not None else ""
+        click.echo(f"\nWritten: {output}, with the whole guarantee and its conditions{beside}.")
 
 
-def _facts_of(certificate: Certificate) -> list[tuple[str, str]]:
-    if certificate.is_cascade:
-        return certificate.facts()
-    return [*certificate.facts(), ("many decisions", certificate.luck)]
+def _facts_of(certificate: Certificate, *, full: bool) -> list[tuple[str, str]]:
+    facts = certificate.facts()
+    if not full or certificate.is_cascade:
+        return facts
+    return [*facts, *certificate.further_facts(), ("many decisions", certificate.luck)]
+
+
+def _show_guarantee(certificate: Certificate, *, full: bool) -> None:
+    """Print the rule and the guarantee, line by line or as the whole paragraph."""
+    click.echo(f"\n{wrapped(certificate.summary)}")
+    click.echo(f"\n{wrapped(certificate.guarantee)}" if full else FULL)
 
 
 def _rows_needed(certificate: Certificate) -> str:
@@ -453,19 +468,21 @@ def certificate_command() -> None:
 @click.option(
     "--with-arrays", is_flag=True, help="With --json: put the arrays of a learned score in, as a gateway takes them."
 )
+@options.full
 @options.as_json
-def show_command(certificate: str, *, with_arrays: bool, as_json: bool) -> None:
+def show_command(certificate: str, *, with_arrays: bool, full: bool, as_json: bool) -> None:
     """Show what a certificate holds and promises; the arrays of a learned score are checked by their digest.
 
     \b
     arbitrage certificate show certificate.json
+    arbitrage certificate show certificate.json --full
     """
     loaded = options.load_certificate(certificate)
     if as_json:
         print_json(loaded.to_dict(with_arrays=with_arrays))
         return
-    print_facts(_facts_of(loaded))
-    click.echo(f"\n{wrapped(loaded.summary)}\n\n{wrapped(loaded.guarantee)}")
+    print_facts(_facts_of(loaded, full=full))
+    _show_guarantee(loaded, full=full)
 
 
 @certificate_command.command("choose")
@@ -540,6 +557,7 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
 )  # fmt: skip
 @click.option("--certified", metavar="FILE", help="Write the rows that are certified to this score log.")
 @options.force
+@options.full
 @options.as_json
 def recommend_command(
     log: str | None,
@@ -550,6 +568,7 @@ def recommend_command(
     output: str | None,
     certified: str | None,
     force: bool,
+    full: bool,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -584,7 +603,8 @@ def recommend_command(
         done.write(output)
     if certified is not None:
         recommendation.certified.write(certified)
-    _show(replace(recommendation, certificate=certificate), done, folder, output, certified, as_json=as_json)
+    recommendation = replace(recommendation, certificate=certificate)
+    _show(recommendation, done, folder, output, certified, full=full, as_json=as_json)
     _compare(plan, done)
 
 
@@ -629,6 +649,7 @@ def _show(
     output: str | None,
     certified: str | None,
     *,
+    full: bool,
     as_json: bool,
 ) -> None:
     certificate = CERTIFICATE if output is None else str(Path(output).with_name(CERTIFICATE))
@@ -642,15 +663,15 @@ def _show(
     lines = [recommendation.why_this_loss(), recommendation.more_rows(), *_left_out(recommendation)]
     for line in lines:
         click.echo(wrapped(line))
-    click.echo(f"\n{wrapped(recommendation.certificate.summary)}\n")
+    _show_guarantee(recommendation.certificate, full=full)
     if output is not None:
         files = _written(recommendation, output, certificate)
-        click.echo(wrapped(f"Written: {files}, with the whole guarantee and its conditions."))
+        click.echo(wrapped(f"\nWritten: {files}, with the whole guarantee and its conditions."))
         verify_it = shlex.join(["arbitrage", "verify", certificate, plan.source(folder)])
         click.echo(wrapped(f"`{verify_it}` finds the certified rows by the recorded split."))
     if certified is not None:
         click.echo(f"Written: {certified}, the {len(recommendation.certified)} rows that are certified.")
-    click.echo("\n".join(["By hand:", *map(_wrapped_command, commands)]))
+    click.echo("\n".join(["\nBy hand:", *map(_wrapped_command, commands)]))
     if output is not None:
         click.echo(f"\nFor a gateway, in arbitrage.toml:\n\n{recommendation.policy_section(certificate)}")
 

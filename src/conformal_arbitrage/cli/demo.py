@@ -113,7 +113,7 @@ def demo_command(*, out: str, console: bool, as_json: bool) -> None:
     show_inspection(demo.good)
     click.echo("  note: choose a real alpha on other rows than those you certify; see docs/choosing.md")
     click.echo(f"\n2. A certificate at alpha {ALPHA:g}   arbitrage calibrate\n")
-    click.echo(wrapped(demo.certificate.guarantee))
+    click.echo(wrapped(demo.certificate.summary))
     click.echo(f"\nOn this log {100 * demo.deferred:.0f} % of the questions go to the expert.")
     click.echo("\n3. What each budget buys, on held-out questions   arbitrage evaluate\n")
     show_frontier(demo.frontier)

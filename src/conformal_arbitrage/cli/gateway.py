@@ -35,10 +35,11 @@ from conformal_arbitrage.live.database import database_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
-from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, outbox
+from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, outbox, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
+from conformal_arbitrage.types import as_object
 
 # Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.
 if TYPE_CHECKING:
@@ -160,9 +161,10 @@ def keys_revoke_command(id: str, *, config: str) -> None:
 
 @click.group("records", cls=options.WrappingGroup)
 def records_command() -> None:
-    """Migrate, export, verify, prune and erase decision records.
+    """List, export, grade, verify, prune and erase decision records.
 
     \b
+    arbitrage records list
     arbitrage records export --policy support --score-log -o log.parquet
     arbitrage records export --policy support --score-log -o log/
     arbitrage records migrate
@@ -171,6 +173,37 @@ def records_command() -> None:
     arbitrage records prune --older-than 90
     arbitrage records erase ID
     """
+
+
+@records_command.command("list")
+@click.option("--policy", metavar="NAME", help="Only decisions of this policy.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="How many.")
+@options.config_file
+@options.as_json
+def records_list_command(*, policy: str | None, limit: int, config: str, as_json: bool) -> None:
+    """List the last decisions: when, who decided, and why without a guarantee, if so.
+
+    \b
+    arbitrage records list --policy support --limit 50
+    """
+    latest = options.with_store(
+        config, lambda store: store.run(pages.records, policy=policy, limit=limit), only_existing=True
+    )
+    if as_json:
+        print_json(
+            [
+                {"id": each.id, "at": each.created, "policy": each.policy, "decided_by": each.decided_by,
+                 "cost": each.decision.cost, "no_guarantee": each.decision.no_guarantee}
+                for each in latest
+            ]
+        )  # fmt: skip
+        return
+    rows = [
+        [each.id, when(each.created), each.policy, each.decided_by, dollars(each.decision.cost),
+         each.decision.no_guarantee or ""]
+        for each in latest
+    ]  # fmt: skip
+    print_table(["id", "at", "policy", "decided by", "cost", "no guarantee, since"], rows)
 
 
 @records_command.command("prune")
@@ -583,8 +616,46 @@ def policies_command() -> None:
     """Manage the policies that a gateway serves.
 
     \b
+    arbitrage policies list
     arbitrage policies lift support --reason "the new prompt was taken back"
     """
+
+
+@policies_command.command("list")
+@options.config_file
+@options.as_json
+def policies_list_command(*, config: str, as_json: bool) -> None:
+    """List the policies of the configuration, each with the certificate in force and its alarm.
+
+    \b
+    arbitrage policies list
+    """
+    configuration = read_config(config)
+    versions = options.with_store(config, lambda store: store.run(stored_policies.active), only_existing=True)
+    in_force = {version.name: version for version in versions}
+    listed = [
+        _policy_document(name, policy.mode, in_force.get(name)) for name, policy in configuration.policies.items()
+    ]
+    if as_json:
+        print_json(listed)
+        return
+    rows = [
+        [each["policy"], each["mode"], *("" if each[name] is None else f"{each[name]:g}" for name in ("version", "alpha")),
+         when(each["installed"]), when(each["alarm"])]
+        for each in listed
+    ]  # fmt: skip
+    print_table(["policy", "mode", "version", "alpha", "installed", "alarm since"], rows)
+
+
+def _policy_document(name: str, mode: str, version: PolicyVersion | None) -> dict[str, Any]:
+    """Return a policy and the certificate in force as plain values; None for what needs a certificate without one."""
+    known = {} if version is None else {
+        "version": version.version,
+        "alpha": as_object(version.certificate.get("promise")).get("alpha"),
+        "installed": version.installed,
+        "alarm": None if version.alarm is None else version.alarm.at,
+    }  # fmt: skip
+    return {"policy": name, "mode": mode} | dict.fromkeys(("version", "alpha", "installed", "alarm")) | known
 
 
 @policies_command.command("lift")

@@ -567,7 +567,16 @@ def show_assessment(assessment: Assessment) -> None:
 # --- evaluate and compare ---
 
 
-@click.command("evaluate")
+@click.command(
+    "evaluate",
+    cls=options.SectionedCommand,
+    sections={"The trials": ("test_size", "trials", "seed", "balance_by", "sample_size", "probabilities", "sample")}
+    | {"What is shown": ("figure", "x", "delta_x", "delta_of", "form", "per_trial")}
+    | options.PROMISE
+    | options.LOSS
+    | options.SCORE
+    | options.CASCADE,
+)
 @click.argument("log")
 @options.alphas
 @click.option("--calibration-size", type=int, required=True, metavar="N", help="Rows to calibrate on in each trial.")

@@ -43,9 +43,9 @@ COMMANDS = {
         "monitor": ("monitor:monitor_command", "Show the loss of audited decisions against alpha."),
         "report": ("monitor:report_command", "Write a month of a policy as one HTML page."),
         "renew": ("gateway:renew_command", "Calibrate a policy again on its schedule, and install it."),
-        "policies": ("gateway:policies_command", "Manage the policies that a gateway serves."),
+        "policies": ("gateway:policies_command", "List the policies of a gateway, and lift alarms."),
         "keys": ("gateway:keys_command", "Manage the API keys of the gateway."),
-        "records": ("gateway:records_command", "Migrate, export, grade, verify, prune and erase records."),
+        "records": ("gateway:records_command", "List, export, grade, verify, prune and erase records."),
         "webhooks": ("gateway:webhooks_command", "Test webhooks, and list what was sent to them."),
     },
     "Research": {

@@ -66,6 +66,33 @@ class WrappingGroup(click.Group):
             formatter.write_dl(lines)
 
 
+class SectionedCommand(click.Command):
+    """A command with many options, whose help groups them: those in no section come first, as the usual ones."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the usual options, then each section."""
+        places = {name: title for title, names in self.sections.items() for name in names}
+        lines: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Usual options", *self.sections)}
+        for param in self.get_params(ctx):
+            line = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if line is not None:
+                lines[places.get(param.name or "", "Usual options")].append(line)
+        for title, written in lines.items():
+            with formatter.section(title):
+                formatter.write_dl(written)
+
+
+PROMISE = {"What is promised": ("confidence", "zero_one", "dial", "by", "small_groups", "cluster", "max_cluster_size")}
+LOSS = {"What counts as a loss": ("loss", "loss_bound", "guardian_sees", "binarize", "missing_guardian", "outcomes")}
+SCORE = {"A learned score": ("score", "menu_size", "group_source", "without", "text")}
+CASCADE = {"A cascade of several models": ("path", "chain", "models", "tuning_share")}
+"""Sections of options that `calibrate` and `evaluate` share."""
+
+
 class Share(click.ParamType[str]):
     """A number in the user's decimals, which the library reads exactly; 5% is 0.05."""
 
@@ -295,6 +322,7 @@ engine_options = chained(
     ),
 )
 force = click.option("--force", is_flag=True, help="Overwrite an existing certificate of another log or other options.")
+full = click.option("--full", is_flag=True, help="Print the whole guarantee, and what its arithmetic rests on.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of a table.")
 config_file = click.option(
     "--config", default="arbitrage.toml", show_default=True, metavar="FILE", help="The configuration file."

@@ -506,5 +506,7 @@ def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     if not log.outcome_names and not log.is_router:
         problems.append("no `label` or `correct` column: accuracy cannot be shown")
     if log.identities is None:
-        problems.append("no scorer identities: certificates from this log will be unbound")
+        problems.append(
+            "the log does not say which models made it: a gateway serves its certificates without a guarantee"
+        )
     return problems

@@ -212,8 +212,9 @@ class Recommendation:
         if other is None:
             return "The loss says what is promised, so it is never chosen for you: --loss regret or --loss net."
         fewer = self.chosen.deferred - other.deferred
-        calls = f"{100 * abs(fewer):.1f} points {'fewer' if fewer > 0 else 'more'} of the queries"
-        saves = f"--loss {other.loss} would ask the Guardian about {calls}"
+        more_or_fewer = f"about {100 * abs(fewer):.1f} points {'fewer' if fewer > 0 else 'more'} of the queries"
+        calls = more_or_fewer if round(100 * fewer, 1) else "about as often"
+        saves = f"--loss {other.loss} would ask the Guardian {calls}"
         meaning = (
             "it lets answers that beat the Guardian's make up for worse ones"
             if other.loss == "net"
@@ -240,7 +241,8 @@ class Recommendation:
 
 
 def _cells(option: RouteOption, chosen: RouteOption) -> list[str]:
-    calls = "chosen" if option is chosen else f"{100 * (option.deferred - chosen.deferred):+.1f} points"
+    more = round(100 * (option.deferred - chosen.deferred), 1)
+    calls = "chosen" if option is chosen else f"{more:+.1f} points" if more else "as many"
     score = f"{option.score}, texts" if option.text else option.score
     pair = f"{'> ' if option is chosen else '  '}{option.primary} -> {option.guardian}"
     return [pair, option.loss, score, option.boundary, calls]
