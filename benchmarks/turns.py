@@ -76,7 +76,8 @@ print(json.dumps(create_keys()))
 def environment(checkout: Path) -> dict[str, str]:
     """Return variables with which the package is that of a checkout, and the benchmarks are these."""
     path = os.pathsep.join([str(checkout / "src"), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": path, "ARBITRAGE_SECRET": _SECRET}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**variables, "PYTHONPATH": path, "ARBITRAGE_SECRET": _SECRET}  # an installed package has bytecode
 
 
 def figures_of(checkout: Path, script: str, *arguments: object) -> Figures:

@@ -14,11 +14,13 @@ from conformal_arbitrage.calibration.promises import (
     Average,
     ByGroup,
     CalibratedThreshold,
+    ChainTuning,
     Cluster,
     Confident,
     Dial,
     Evidence,
     Learned,
+    ModelChain,
     Net,
     Own,
     PerSession,
@@ -29,7 +31,6 @@ from conformal_arbitrage.calibration.promises import (
 from conformal_arbitrage.calibration.promises import (
     Path as PathRule,
 )
-from conformal_arbitrage.calibration.tuning import ChainTuning, ModelChain
 from conformal_arbitrage.calibration.words import guarantee, summary
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,6 +19,11 @@ HEAVY = {
     "opentelemetry", "pandas", "polars", "psycopg", "pyarrow", "pyspark", "rich", "scipy", "sklearn", "sqlite3", "ssl",
     "starlette", "tokenizers", "uvicorn", "xllamacpp",
 }  # fmt: skip
+NOT_OF_REQUESTS = (
+    "calibration.calibrate", "calibration.cascade", "calibration.learning", "calibration.tuning", "calibration.verify",
+    "collecting", "core.trials", "evaluation", "experiments", "gateway.console", "gateway.renewer", "gateway.telemetry",
+    "importing", "scorelog.cascade", "scorelog.log", "scorelog.parts", "scorelog.spark",
+)  # fmt: skip
 DEFINITIONS = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -92,9 +97,24 @@ def test_the_command_line_loads_a_library_with_the_command_that_needs_it():
     assert loaded("from conformal_arbitrage.cli import main") & {*HEAVY, "numpy"} == {"click"}
 
 
+def test_a_gateway_loads_nothing_that_its_requests_do_not_need():
+    modules = loaded_modules("import conformal_arbitrage.cli.serve, conformal_arbitrage.gateway.server")
+    packages = {name.removeprefix("conformal_arbitrage.") for name in modules}
+    assert {name for name in packages if name.startswith(NOT_OF_REQUESTS)} == set()
+    assert (
+        modules & {"aiohttp", "duckdb", "jinja2", "matplotlib", "numpy.random", "opentelemetry", "psycopg", "zipfile"}
+        == set()
+    )
+
+
 def loaded(statement):
-    """Return the top-level modules that a statement loads, in a process that does not measure coverage."""
-    code = f"{statement}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    """Return the top-level modules that a statement loads."""
+    return {name.partition(".")[0] for name in loaded_modules(statement)}
+
+
+def loaded_modules(statement):
+    """Return the modules that a statement loads, in a process that does not measure coverage."""
+    code = f"{statement}; import sys; print(*sys.modules)"
     env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     return set(ran.stdout.split())

@@ -19,7 +19,8 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import is_cascade
-from conformal_arbitrage.calibration.tuning import ChainEstimate, ModelChain, estimate_chains, fit_chain, tuning_rows
+from conformal_arbitrage.calibration.promises import ChainEstimate, ModelChain
+from conformal_arbitrage.calibration.tuning import estimate_chains, fit_chain, tuning_rows
 from conformal_arbitrage.core.chains import GUARDIAN
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.cascades import KEY, nine_models, world

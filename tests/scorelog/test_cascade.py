@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLogError
-from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns, normal_answer
+from conformal_arbitrage.core.chains import normal_answer
+from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.cascades import world
 
 

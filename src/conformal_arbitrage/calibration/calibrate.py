@@ -205,7 +205,7 @@ def _survey(
     progress: PassProgress,
 ) -> "LogSurvey | PartsSurvey":
     """Look at a log: in memory if it is there, or if the options need all rows at once."""
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra if isinstance(log, ScoreLog) else log.types)
     if isinstance(log, ScoreLog):
         if engine is not None:
             raise OptionError("engine= is for a log in parts: read it with ScoreParts.read")

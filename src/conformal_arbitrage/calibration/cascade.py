@@ -10,13 +10,19 @@ from typing import Any, Literal
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, issue
-from conformal_arbitrage.calibration.promises import Average, Evidence, Net, Path, Regret
-from conformal_arbitrage.calibration.secret import draw
-from conformal_arbitrage.calibration.tuning import (
+from conformal_arbitrage.calibration.promises import (
+    Average,
     ChainEstimate,
     ChainTuning,
-    LossName,
+    Evidence,
     ModelChain,
+    Net,
+    Path,
+    Regret,
+)
+from conformal_arbitrage.calibration.secret import draw
+from conformal_arbitrage.calibration.tuning import (
+    LossName,
     asked_costs,
     estimate_chains,
     fit_chain,

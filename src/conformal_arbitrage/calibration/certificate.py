@@ -13,7 +13,7 @@ from functools import cache
 from math import ceil, inf
 from pathlib import Path
 from sys import maxsize
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -60,9 +60,9 @@ from conformal_arbitrage.calibration.promises import (
     Rule,
     Status,
     Threshold,
+    is_chain,
 )
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws, question_draw
-from conformal_arbitrage.calibration.tuning import is_chain
 from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary
 from conformal_arbitrage.core.bounds import Interval, next_range
 from conformal_arbitrage.core.exact import (
@@ -84,9 +84,11 @@ from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.walk import SMALLEST_BOUND
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
-from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
 from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object
+
+if TYPE_CHECKING:  # a gateway reads no logs
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 # --- Decisions ---
 
@@ -106,7 +108,7 @@ class Decisions:
         learned: how a learned score decided each row; None without one.
     """
 
-    log: ScoreLog
+    log: "ScoreLog"
     action: Integers
     deferred: Bools
     margin: Floats
@@ -160,7 +162,7 @@ class Decisions:
 
 
 def decide_by_group(
-    log: ScoreLog, groups: Mapping[str, GroupThreshold], *, by: str, u: Draw | None, sees_all: bool
+    log: "ScoreLog", groups: Mapping[str, GroupThreshold], *, by: str, u: Draw | None, sees_all: bool
 ) -> Decisions:
     """Apply to every row the threshold of its group; a row of an unknown group, or of none, is deferred."""
     names = column_texts(log, by)
@@ -172,7 +174,7 @@ def decide_by_group(
     return decide_rows(log, relaxation=relaxation, boundary_u=boundary_u, u=u, sees_all=sees_all)
 
 
-def decide_by_score(log: ScoreLog, score: LearnedScore, u: Floats) -> Decisions:
+def decide_by_score(log: "ScoreLog", score: LearnedScore, u: Floats) -> Decisions:
     """Decide every row of a log by a learned score, each as a live query would be."""
     groups, lengths = column_texts(log, "group"), log.primary_usage.output_tokens
     texts = None if log.context is None else log.context.tolist()
@@ -190,7 +192,7 @@ def decide_by_score(log: ScoreLog, score: LearnedScore, u: Floats) -> Decisions:
 
 
 def decide_rows(
-    log: ScoreLog,
+    log: "ScoreLog",
     *,
     relaxation: float | Floats | None,
     boundary_u: float | Floats | None,
@@ -1158,7 +1160,7 @@ class Certificate:
             learned=use,
         )
 
-    def apply(self, log: ScoreLog) -> Decisions:
+    def apply(self, log: "ScoreLog") -> Decisions:
         """Decide every row of a log."""
         self.refuse_cascade()
         self._refuse_single(log.score_digits < self.evidence.score_digits)

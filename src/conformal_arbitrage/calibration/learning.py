@@ -294,7 +294,7 @@ def learn(
         learner: "ridge", "hist-gradient-boosting" (needs scikit-learn, the extra `learn`), or a learner of your own.
         features: what to learn from besides the margin and the position of the top action.
     """
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra)
     if not within_unit(log.loss_scores):
         raise OptionError(f"{log.source}: learning needs losses in [0, 1]; divide the Guardian's scores by their range")
     first, rest = split(log, share=share, seed=seed)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
-from typing import Any, Final, Literal, TypedDict, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -26,10 +26,12 @@ from conformal_arbitrage.core.losses import (
 from conformal_arbitrage.core.walk import RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
-from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.parts import ScoreParts
-from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.types import Boundary, MissingGuardian
+
+if TYPE_CHECKING:  # a gateway reads no logs
+    from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.parts import ScoreParts
+    from conformal_arbitrage.scorelog.spark import SparkTable
 
 # --- What goes together ---
 
@@ -464,7 +466,7 @@ class CalibrationOptions:
         allowed = 1 - as_fraction(self.confidence, name="confidence")
         return float(allowed / (len(STOPS) if self.dial else 1) / groups)
 
-    def is_binary(self, log: ScoreLog | ScoreParts | SparkTable, bound: Fraction) -> bool:
+    def is_binary(self, log: "ScoreLog | ScoreParts | SparkTable", bound: Fraction) -> bool:
         """Tell whether every loss is 0 or the bound by declaration, never by what the log happens to show."""
         return self.zero_one or (is_binarized(log) and self.loss is None and bound == 1)
 
@@ -488,7 +490,7 @@ class CalibrationOptions:
         """The user's own loss, if there is one."""
         return None if isinstance(self.loss, str) else self.loss
 
-    def grades(self, log: ScoreLog) -> Floats | None:
+    def grades(self, log: "ScoreLog") -> Floats | None:
         """Return the outcome that the net loss compares, for every action; None for other losses."""
         if not self.net:
             return None
@@ -500,12 +502,12 @@ class CalibrationOptions:
             )
         return log.outcome("correct")
 
-    def unknown_loss(self, log: ScoreLog) -> Bools:
+    def unknown_loss(self, log: "ScoreLog") -> Bools:
         """Return which rows of a log have an unknown loss."""
         grades = self.grades(log)
         return log.unknown_loss if grades is None else np.isnan(net_losses(log, grades))
 
-    def unit_scores(self, log: ScoreLog) -> bool:
+    def unit_scores(self, log: "ScoreLog") -> bool:
         """Return whether what the loss compares lies in [0, 1], so that a bound of 1 needs no statement."""
         grades = self.grades(log)
         return within_unit(log.loss_scores if grades is None else grades)
@@ -515,7 +517,7 @@ class CalibrationOptions:
         used = self.boundary == "random" or self.confidence is not None
         return replace(self, key=key) if used and self.key is None else self
 
-    def measure(self, log: ScoreLog) -> LossMeasure:
+    def measure(self, log: "ScoreLog") -> LossMeasure:
         """Return how the losses of a log are measured."""
         return LossMeasure(
             guardian_sees=self.guardian_sees,
@@ -525,26 +527,26 @@ class CalibrationOptions:
             full_sight_loss=self.in_full_sight,
         )
 
-    def losses(self, log: ScoreLog) -> LogLosses:
+    def losses(self, log: "ScoreLog") -> LogLosses:
         """Return the loss of every row as its candidate set grows."""
         return self.measure(log).losses(log)
 
-    def curve(self, log: ScoreLog, events: Events | None = None) -> RiskCurve:
+    def curve(self, log: "ScoreLog", events: Events | None = None) -> RiskCurve:
         """Return the risk of a log at every relaxation that these options allow; its events, if they are known."""
         measure = self.measure(log)
         events = measure.events(log) if events is None else events
         curve = RiskCurve.from_events(log, events, grades=measure.grades, u=self.drawing(log))
         return curve if self.grid is None else curve.on_grid(self.grid)
 
-    def drawing(self, log: ScoreLog) -> Draw | None:
+    def drawing(self, log: "ScoreLog") -> Draw | None:
         """Return what gives the draws of some rows, or None unless the boundary is random."""
         return None if self.boundary != "random" else drawing(self.drawing_key(), log)
 
-    def draws(self, log: ScoreLog) -> Floats | None:
+    def draws(self, log: "ScoreLog") -> Floats | None:
         """Return one draw per row, or None unless the boundary is random."""
         return None if self.boundary != "random" else draws(self.drawing_key(), log)
 
-    def rounding_draws(self, log: ScoreLog) -> Floats:
+    def rounding_draws(self, log: "ScoreLog") -> Floats:
         """Return the draws that round losses for a learned score, independent of those that tell ties apart.
 
         They need ids: copies of one row that shared a draw would all lose or all not, which breaks any budget half the
@@ -593,7 +595,7 @@ class CalibrationOptions:
         """The largest loss with every action in sight, as declared."""
         return 0 if self.full_sight_loss is None else self.full_sight_loss
 
-    def clusters(self, log: ScoreLog) -> int | None:
+    def clusters(self, log: "ScoreLog") -> int | None:
         """Return the number of clusters of a log, or None without a cluster column; refuse one that is too large."""
         if self.cluster is None or self.max_cluster_size is None:
             return None
@@ -625,7 +627,7 @@ class CalibrationOptions:
         return 1 if self.loss_bound is None else self.loss_bound
 
 
-def is_binarized(log: ScoreLog | ScoreParts | SparkTable) -> bool:
+def is_binarized(log: "ScoreLog | ScoreParts | SparkTable") -> bool:
     """Return whether the loss of a log is measured on the paper's 0/1 Guardian."""
     return log.binary is not None and log.binary is not False
 

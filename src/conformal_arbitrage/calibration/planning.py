@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, log, log1p, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,9 @@ from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.log import ScoreLog
+
+if TYPE_CHECKING:  # a gateway reads no logs
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 COMFORT = 10
 """With this many times the minimum number of rows, the finite sample costs a tenth of the budget."""
@@ -107,7 +110,7 @@ TUNING_SHARE = 0.3
 """Of the rows of a log, to choose on."""
 
 
-def split(log: ScoreLog, *, share: float = TUNING_SHARE, seed: int = 0) -> tuple[ScoreLog, ScoreLog]:
+def split(log: "ScoreLog", *, share: float = TUNING_SHARE, seed: int = 0) -> "tuple[ScoreLog, ScoreLog]":
     """Split a log at random: choose alpha and options on the first part, calibrate on the second.
 
     Args:
@@ -124,7 +127,7 @@ def split(log: ScoreLog, *, share: float = TUNING_SHARE, seed: int = 0) -> tuple
     return log.select(order[:cut]).taken_from(*lineage), log.select(order[cut:]).taken_from(*lineage)
 
 
-def certified_rows(log: ScoreLog, part: CertifiedPart | None) -> ScoreLog:
+def certified_rows(log: "ScoreLog", part: CertifiedPart | None) -> "ScoreLog":
     """Return the rows that a certificate was made from, if the log is as long as the one that was split for it."""
     if part is None or len(log) != part.rows:
         return log

@@ -9,12 +9,128 @@ from msgspec import Struct
 
 from conformal_arbitrage.calibration.learned import LearnedTerms
 from conformal_arbitrage.calibration.options import NET, REGRET, DialStop, GroupThreshold, SmallGroups
-from conformal_arbitrage.calibration.tuning import ChainTuning, ModelChain
-from conformal_arbitrage.core.chains import PathStop, path_choice
+from conformal_arbitrage.core.chains import (
+    NO_ANSWER,
+    PathStop,
+    normal_answer,
+    path_choice,
+    path_entries,
+    predicted_losses,
+    stage_features,
+)
+from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 Status = Literal["ok", "always_defer", "by_group", "learned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChain:
+    """Models that are asked in order, and where an answer of each enters the path.
+
+    Attributes:
+        models: the names, in the order in which they are asked.
+        coefficients: of each stage, for the predicted loss of stopping there; empty with one model, whose path is its
+            confidence alone.
+        corners: the path, one threshold per stage at each corner; empty with one model.
+    """
+
+    models: tuple[str, ...]
+    coefficients: tuple[tuple[float, ...], ...] = ()
+    corners: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def end(self) -> float:
+        """A position beyond every entry."""
+        return float(len(self.corners) or 2)
+
+    def entries(self, confidence: Floats, answers: Integers) -> Floats:
+        """Return where on the path each row may stop at each model; inf if nowhere.
+
+        Args:
+            confidence: rows x models of the chain; NaN where a model gave none.
+            answers: rows x models; equal numbers are equal answers.
+        """
+        stages = range(len(self.models))
+        return np.column_stack([self.stage_entries(stage, confidence, answers) for stage in stages])
+
+    def stage_entries(self, stage: int, confidence: Floats, answers: Integers) -> Floats:
+        """Return the column of `entries` for one stage; later models are not looked at."""
+        unable = np.isnan(confidence[:, stage])
+        if not self.corners:
+            return np.where(unable, np.inf, np.round(1 - confidence[:, stage], 12))
+        features = stage_features(confidence, answers, stage)
+        risk = np.where(unable, np.nan, predicted_losses(features, np.array(self.coefficients[stage])))
+        return path_entries(risk[:, None], np.array(self.corners)[:, [stage]])[:, 0]
+
+    def entry(self, confidences: Sequence[float | None], answers: Sequence[str | None]) -> float:
+        """Return where one query may stop at the last model that has answered, given what all so far have said."""
+        known = np.array(
+            [[np.nan if confidence is None else confidence for confidence in confidences]], dtype=np.float64
+        )
+        codes: dict[str, int] = {}
+        replies = [codes.setdefault(normal_answer(text), len(codes)) if text else NO_ANSWER for text in answers]
+        return float(self.stage_entries(len(confidences) - 1, known, np.array([replies], dtype=np.int64))[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainEstimate:
+    """What a chain is expected to cost at the risk budget, as a share of the Guardian's cost alone."""
+
+    models: tuple[str, ...]
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainTuning:
+    """The part of a log that a chain was chosen and fitted on; the certificate's rows are the others.
+
+    Attributes:
+        rows: how many rows.
+        share: of the log, as asked for.
+        seed: of the hash that drew them.
+        ids_sha256: digest of their ids.
+        fixed: whether the chain was given, and only its path fitted.
+        estimates: what each chain that was considered would cost, cheapest first; empty if the chain was given.
+    """
+
+    rows: int
+    share: float
+    seed: int
+    ids_sha256: str
+    fixed: bool = False
+    estimates: tuple[ChainEstimate, ...] = ()
+
+    @property
+    def advice(self) -> str | None:
+        """What the estimates say about pairs and longer chains; None if there was nothing to choose."""
+        pairs = [estimate for estimate in self.estimates if len(estimate.models) == 1]
+        chains = [estimate for estimate in self.estimates if len(estimate.models) > 1]
+        if len(pairs) < 2 or not chains:
+            return None
+        best, usual, chain = pairs[0], pairs[len(pairs) // 2], chains[0]
+        expected = (
+            f"before the Guardian, {best.models[0]} alone is expected to take {100 * best.cost:.0f} % of the Guardian's "
+            f"cost, {usual.models[0]} alone {100 * usual.cost:.0f} %, and the best longer chain, "
+            f"{' > '.join(chain.models)}, {100 * chain.cost:.0f} %"
+        )
+        if usual.cost - best.cost > best.cost - chain.cost:
+            return f"the right pair matters more than a longer chain: {expected}"
+        return f"a longer chain pays: {expected}"
+
+
+def is_chain(chain: ModelChain) -> bool:
+    """Tell whether a chain names models, each once, and has the numbers of a path for them if there are several."""
+    stages, learned = len(chain.models), bool(chain.corners)
+    if not stages or len(set(chain.models)) < stages or learned != (stages > 1):
+        return False
+    if [len(numbers) for numbers in chain.coefficients] != [2 + 3 * stage for stage in range(stages if learned else 0)]:
+        return False
+    if any(len(corner) != stages for corner in chain.corners):
+        return False
+    corners = np.array(chain.corners, dtype=np.float64).reshape(-1, stages)
+    return not learned or bool((np.diff(corners, axis=0) >= 0).all() and (corners[0] == 0).all())
 
 
 class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 from conformal_arbitrage.core.exact import Draw, Floats, row_gaps
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes
+
+if TYPE_CHECKING:  # a gateway reads no logs
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 # --- The draws behind boundary="random" ---
 
@@ -47,12 +49,12 @@ def question_draw(key: bytes, context: str | None, actions: Sequence[str] | None
     return draw(hmac.digest(key, b"question v1", "sha256"), json.dumps(content))
 
 
-def draws(key: bytes, log: ScoreLog) -> Floats:
+def draws(key: bytes, log: "ScoreLog") -> Floats:
     """Return one draw per row of a log."""
     return drawing(key, log)(np.arange(len(log)))
 
 
-def drawing(key: bytes, log: ScoreLog) -> Draw:
+def drawing(key: bytes, log: "ScoreLog") -> Draw:
     """Return the source of the draws of some rows of a log: by their ids or, without any, by their questions."""
     ids = log.id
     if ids is not None:

@@ -16,6 +16,13 @@ from conformal_arbitrage.errors import OptionError
 
 GUARDIAN = -1
 """The answering model of a row that goes to the Guardian."""
+NO_ANSWER = -1
+"""Stands among numbered answers where a model gave none."""
+
+
+def normal_answer(text: str) -> str:
+    """Return an answer as it is compared with others: white space and case do not count."""
+    return " ".join(text.split()).casefold()
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ def assess(
 
 def _refuse_other_rows(certificate: Certificate, log: ScoreLog) -> None:
     """Refuse rows that were selected by their scores, or are another unit than the certificate's."""
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra)
     if has_sessions(log) != isinstance(certificate.promise, PerSession):
         raise OptionError(
             "a certificate for sessions is assessed on rows of sessions, and any other on rows of queries"

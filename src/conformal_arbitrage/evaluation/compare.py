@@ -497,7 +497,7 @@ def compare(
         costs: what the models cost; or pass the fields of `CostOptions` as keywords.
         **keywords: the fields of `costs`, one by one.
     """
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra)
     prices = costs_of(log, resolve_options(costs, CostOptions, keywords, name="costs"))
     budgets = [float(as_fraction(alpha, name="alpha")) for alpha in alphas]
     if not budgets or not all(0 < alpha < 1 for alpha in budgets):

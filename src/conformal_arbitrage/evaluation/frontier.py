@@ -353,7 +353,7 @@ def evaluate(
         costs: what the models cost; or pass the fields of `CostOptions` as keywords (`primary_cost=`, ...).
         **keywords: the fields of `options` and `costs`, one by one.
     """
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra)
     chosen, prices = _resolve(options, costs, keywords)
     if chosen.cluster is not None:
         raise OptionError("evaluate splits rows, not clusters, so it takes no cluster; leave it out")

@@ -237,7 +237,7 @@ def inspect(
             either, the log's cost columns are used.
         **keywords: the fields of `costs`, one by one.
     """
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra)
     repeated = repeats(log)
     prices = costs_of(log, resolve_options(costs, CostOptions, keywords, name="costs"))
     answered = log.select(~log.unknown_loss)

@@ -346,7 +346,7 @@ def _check_pairs(pairs: Sequence[ScoreLog], loss: PromisedLoss, *, text: bool) -
     if len({log.columns for log in pairs}) < len(pairs):
         raise OptionError("two logs have the same pair of columns; give one log for each pair of models")
     for log in pairs:
-        refuse_unfit(log)
+        refuse_unfit(log.source, log.extra)
         ids, first = (None if one.id is None else one.id.tolist() for one in (log, pairs[0]))
         if len(log) != len(pairs[0]) or ids != first:
             raise OptionError(f"{log.source}: the logs of several pairs must hold the same rows in the same order")

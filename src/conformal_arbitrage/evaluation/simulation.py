@@ -302,7 +302,7 @@ def simulate(
 
 
 def _refuse(log: ScoreLog, options: CalibrationOptions) -> None:
-    refuse_unfit(log)
+    refuse_unfit(log.source, log.extra)
     if log.missing.any():
         raise OptionError(
             f"{log.source}: {int(log.missing.sum())} rows have no Guardian score, so that their loss is unknown; ask the "

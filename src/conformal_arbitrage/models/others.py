@@ -44,12 +44,13 @@ from conformal_arbitrage.models.port import (
 )
 from conformal_arbitrage.models.rendering import RENDERING, PinnedAnswerer, require_seen
 from conformal_arbitrage.monitoring.votes import PANELS, PanelRule
-from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import Table
 from conformal_arbitrage.types import Query, Role, Spent
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 # --- Kind `function` ---
 
@@ -470,7 +471,7 @@ class ReplayScorer:
         self._identity = {"kind": "replay", "log_sha256": sha256, "column": column}
 
     @classmethod
-    def of_log(cls, log: ScoreLog, role: Role) -> "ReplayScorer":
+    def of_log(cls, log: "ScoreLog", role: Role) -> "ReplayScorer":
         """Replay what a log recorded for one of its two models."""
         if log.id is None:
             raise OptionError(f"{log.source}: replaying needs an `id` column")

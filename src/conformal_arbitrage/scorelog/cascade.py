@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from conformal_arbitrage.core.chains import NO_ANSWER, normal_answer
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.fitness import UNFIT
@@ -22,12 +23,6 @@ from conformal_arbitrage.types import as_object
 
 GUARDIAN_NAME = "guardian"
 """What the Guardian of a cascade is called unless it is named."""
-NO_ANSWER = -1
-
-
-def normal_answer(text: str) -> str:
-    """Return an answer as it is compared with others: white space and case do not count."""
-    return " ".join(text.split()).casefold()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

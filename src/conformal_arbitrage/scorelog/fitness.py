@@ -1,16 +1,18 @@
 """Whether the rows of a log can stand for new queries: selected by their scores, repeated, or in clusters."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import Floats, Indices, Integers, sorted_blocks
 from conformal_arbitrage.errors import ScoreLogError
-from conformal_arbitrage.scorelog.log import ScoreLog
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 UNFIT = "unfit_for_calibration"
 """A column that marks a log whose rows were selected by their scores."""
@@ -20,30 +22,16 @@ SESSION_TURNS = "session_turns"
 """A column that marks a log whose rows are whole sessions: how many turns each had."""
 
 
-def has_sessions(log: ScoreLog) -> bool:
+def has_sessions(log: "ScoreLog") -> bool:
     """Return whether each row is a session: the score of its first turn, and the mean loss of all its turns."""
     return SESSION_TURNS in log.extra
 
 
-class ColumnTypes(Protocol):
-    """A log whose rows are not in memory, and the types of its columns."""
-
-    @property
-    def source(self) -> str:
-        """Where it is, for messages."""
-        ...
-
-    @property
-    def types(self) -> Mapping[str, str]:
-        """Type of each column."""
-        ...
-
-
-def refuse_unfit(log: ScoreLog | ColumnTypes) -> None:
+def refuse_unfit(source: str, columns: Collection[str]) -> None:
     """Refuse a log that says in its columns that its rows were selected by their scores."""
-    if UNFIT in (log.extra if isinstance(log, ScoreLog) else log.types):
+    if UNFIT in columns:
         raise ScoreLogError(
-            f"{log.source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
+            f"{source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
             "audited rows only (arbitrage records export --score-log)"
         )
 
@@ -80,7 +68,7 @@ def _rows_that(rows: int, words: tuple[str, str, str]) -> str:
     return f"1 row {one} {rest}" if rows == 1 else f"{rows} rows {several} {rest}"
 
 
-def repeats(log: ScoreLog) -> Repeats:
+def repeats(log: "ScoreLog") -> Repeats:
     """Count repeated contexts and rows.
 
     Without contexts, rows of coarse scores coincide by themselves, and so do some of finer ones: equal rows then count only
@@ -100,7 +88,7 @@ _NEIGHBOURS = 10
 _MOST_DECIMALS = 9
 
 
-def _by_chance(log: ScoreLog, digests: NDArray[np.uint64]) -> bool:
+def _by_chance(log: "ScoreLog", digests: NDArray[np.uint64]) -> bool:
     """Return whether so many equal rows are to be expected of independent ones: birthdays coincide.
 
     Independent rows whose margins have a smooth density are twice as often one tick apart as the same, if they are alike
@@ -147,7 +135,7 @@ def _coarse(values: Floats) -> bool:
     return bool(np.all(np.abs(thousandths - np.rint(thousandths)) < 1e-6))
 
 
-def content_digests(log: ScoreLog) -> NDArray[np.uint64]:
+def content_digests(log: "ScoreLog") -> NDArray[np.uint64]:
     """Return 64 bits per row that stand for its scores, context and label; equal rows have equal ones."""
     place = np.arange(len(log.primary), dtype=np.uint64) - np.repeat(log.offsets[:-1], log.sizes).astype(np.uint64)
     actions = _mixed(_bits(log.primary) ^ _mixed(_bits(log.guardian) ^ _mixed(place)))
@@ -173,7 +161,7 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits ^ (bits >> np.uint64(31))
 
 
-def cluster_sizes(log: ScoreLog, column: str) -> Integers:
+def cluster_sizes(log: "ScoreLog", column: str) -> Integers:
     """Return the number of rows of each cluster, one per distinct value of a column."""
     texts = column_texts(log, column)
     if texts is None:
@@ -185,7 +173,7 @@ def cluster_sizes(log: ScoreLog, column: str) -> Integers:
     return np.unique(np.array(texts, dtype=np.object_), return_counts=True)[1]
 
 
-def group_rows(log: ScoreLog, column: str) -> dict[str, Indices]:
+def group_rows(log: "ScoreLog", column: str) -> dict[str, Indices]:
     """Return the rows of each group, one per distinct value of a column, in the order of their names."""
     texts = column_texts(log, column)
     if texts is None:
@@ -196,7 +184,7 @@ def group_rows(log: ScoreLog, column: str) -> dict[str, Indices]:
     return {str(name): np.flatnonzero(member == k) for k, name in enumerate(names.tolist())}
 
 
-def column_texts(log: ScoreLog, column: str) -> list[str] | None:
+def column_texts(log: "ScoreLog", column: str) -> list[str] | None:
     """Return a column with one value per row as texts, empty where there is none; None if the log lacks it."""
     named = {"group": log.group, "context": log.context}
     values = named[column] if named.get(column) is not None else log.extra.get(column)

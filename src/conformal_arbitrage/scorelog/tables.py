@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from itertools import chain, pairwise
 from pathlib import Path
@@ -39,7 +40,6 @@ Keys = NDArray[np.uint64]
 _AT_ONCE: Final = 1 << 16
 _WORD: Final = 8
 _LONGEST: Final = 256
-_ODD: Final = np.random.default_rng(0).integers(1 << 63, size=_LONGEST // _WORD, dtype=np.uint64) | np.uint64(1)
 _FIRST_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(_WORD + 1)], dtype="<u8")
 
 
@@ -152,11 +152,18 @@ def _words_at(data: NDArray[Any], kind: str) -> NDArray[Any]:
     return np.ndarray(max(len(data) - width + 1, 0), kind, data, strides=(1,))
 
 
+@cache
+def _odd_numbers() -> NDArray[np.uint64]:
+    draws = np.random.default_rng(0).integers(1 << 63, size=_LONGEST // _WORD, dtype=np.uint64)
+    return draws | np.uint64(1)
+
+
 def _keys(words: NDArray[np.uint64]) -> Keys:
     """Return one number per row, for which words of zeros at its end do not matter."""
-    keys = _folded(words[:, 0]) * _ODD[0]
+    odd = _odd_numbers()
+    keys = _folded(words[:, 0]) * odd[0]
     for k in range(1, words.shape[1]):
-        keys += _folded(words[:, k]) * _ODD[k]
+        keys += _folded(words[:, k]) * odd[k]
     return keys
 
 
