@@ -600,6 +600,13 @@ def guarded_policy(live: "LivePolicy", guard: CertificateGuard) -> "LivePolicy":
     return replace(live, rule=live.rule if same else replace(live.rule, certificate=certificate), guarded=known)
 
 
+def distrusted_policy(live: "LivePolicy", reason: str) -> "LivePolicy":
+    """Return a policy without its guarantee, since its evidence is not what was written."""
+    if live.rule is None or live.forfeited is not None:
+        return live
+    return replace(live, rule=replace(live.rule, forfeited=reason), forfeited=reason)
+
+
 def age_limits(settings: PolicyConfig) -> AgeLimits:
     """Return what a policy says of the age of its certificate."""
     return AgeLimits(max_age=settings.max_age, max_decisions=settings.max_decisions, fresh_days=settings.fresh_days)

@@ -18,6 +18,7 @@ from conformal_arbitrage.gateway.policies import (
     LossFacts,
     PolicyTable,
     age_limits,
+    distrusted_policy,
     expired_policy,
     guarded_policy,
 )
@@ -98,7 +99,10 @@ class Watcher:
         for live in self._policies.all():
             self._put(live, expired_policy(live, self._clock(), await self._decisions(live)))
         for live in self._policies.all():
-            await self._follow(live)
+            try:
+                await self._follow(live)
+            except DamagedError as error:  # evidence that someone may have written says nothing
+                self._put(live, distrusted_policy(live, str(error)))
         return settled
 
     async def _decisions(self, live: LivePolicy) -> int | None:
@@ -132,8 +136,8 @@ class Watcher:
 
     def _put(self, live: LivePolicy, changed: LivePolicy) -> None:
         """Put a policy in force that changed while its version stays."""
-        if changed.expired > live.expired:
-            _log.warning("%s", changed.forfeited, extra={"policy": live.name})
+        if changed.forfeited is not None and live.forfeited is None:
+            _log.warning("%s; there is no guarantee", changed.forfeited, extra={"policy": live.name})
         if changed is not live:
             self._policies.swap(live, changed)
 

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.claims import sweep_claims, sweep_conversations
 from conformal_arbitrage.store.events import forget_pruned, keep, row_faults
-from conformal_arbitrage.store.outbox import sweep_deliveries
+from conformal_arbitrage.store.ledger import ledger_faults
+from conformal_arbitrage.store.outbox import audit_faults, sweep_deliveries
 from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
@@ -28,7 +29,7 @@ from conformal_arbitrage.store.record import (
     decode_later,
     encode,
 )
-from conformal_arbitrage.store.reviews import erase_reviews, sweep_reviews
+from conformal_arbitrage.store.reviews import erase_reviews, review_faults, sweep_reviews
 from conformal_arbitrage.store.session import CHUNK, LINK, Checkpoint, Job, Link, Session, Store, StoredLink, operation
 from conformal_arbitrage.types import DAY, Failure, Leg
 
@@ -370,6 +371,10 @@ async def verify(store: Store, copy: Head | None = None) -> list[str]:
         key_faults,
         replay_faults,
         row_faults,
+        ledger_faults,
+        audit_faults,
+        review_faults,
+        configured_faults,
     )
     faults: list[str] = []
     for check in checks:
@@ -554,6 +559,13 @@ def key_faults(session: Session) -> list[str]:
         if not session.seals.fits(seal, "sign-in", *values):
             faults.append(f"a sign-in to the console with key {values[1]!r:.80} is not what was written")
     return faults
+
+
+def configured_faults(session: Session) -> list[str]:
+    """Return for which policies the noted digest of the certificate file was changed."""
+    rows = session.rows("select policy, sha256, seal from configured order by policy")
+    changed = [name for name, sha256, seal in rows if not session.seals.fits(seal, "configured", name, sha256)]
+    return [f"policy {name}: the noted digest of its certificate file was changed" for name in changed if session.seals]
 
 
 def replay_faults(session: Session) -> list[str]:

@@ -5,10 +5,12 @@ numbered in the order of the draw, by the transaction that records the Primary's
 
 Every change of a ledger first locks the ledger's own row, so that numbers are given in the order of the commits, and a
 cursor never passes a change that commits later.
+
+Rows are sealed, and checked whenever they are read: what they say decides whether a policy keeps its guarantee.
 """
 
 import secrets
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,9 @@ import numpy as np
 from msgspec import Struct
 
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
-from conformal_arbitrage.store.session import Session, SingleQuery, operation, placeholders, prepared
+from conformal_arbitrage.errors import DamagedError
+from conformal_arbitrage.store.record import decode_decision
+from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
 
 
 class LedgerKey(Struct, frozen=True, kw_only=True):
@@ -180,6 +184,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
 _ROWS_AT_ONCE = 500
 _KEY = "policy, version, lifts, identities, segment"
 _ROW = "seq, id, drawn, due, loss, served, undelivered, known_order, known_at, change"
+_SEALED = f"{_ROW}, slot, seal"
 
 
 def write_row(session: Session, id: str, row: NewRow) -> None:
@@ -187,13 +192,40 @@ def write_row(session: Session, id: str, row: NewRow) -> None:
     number = _lock(session, row.key)
     if session.rows("select 1 from ledger where id = ? or (ledger = ? and slot = ?)", id, number, row.slot):
         return
-    known = row.loss is not None
-    length, losses, change = _grow(session, number, known=int(known))
-    order = (losses, row.drawn) if known else (None, None)
+    loss = None if row.loss is None else float(row.loss)
+    length, losses, change = _grow(session, number, known=int(loss is not None))
+    order = (None, None) if loss is None else (losses, float(row.drawn))
+    values = (length, id, float(row.drawn), float(row.due), loss, None, 0, *order, change, row.slot)
     session.run(
-        f"insert into ledger ({_ROW}, ledger, slot) values (?, ?, ?, ?, ?, null, 0, ?, ?, ?, ?, ?)",
-        *(length, id, row.drawn, row.due, row.loss, *order, change, number, row.slot),
+        f"insert into ledger (ledger, {_SEALED}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        *(number, *values, _seal(session, _values(row.key), values)),
     )
+
+
+def _seal(session: Session, key: Sequence[object], values: Sequence[object]) -> str | None:
+    """Return the seal of a row, which belongs to its ledger: the same values mean nothing in another."""
+    return session.seals.sign("ledger row", *key, *values)
+
+
+def _is_intact(session: Session, key: Sequence[object], row: Sequence[Any]) -> bool:
+    """Return whether a row is what was written; it has the columns of `_SEALED`."""
+    return not session.seals or session.seals.fits(row[-1], "ledger row", *key, *row[:-1])
+
+
+def _intact(session: Session, key: LedgerKey, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Yield rows without their slot and seal.
+
+    Raises:
+        DamagedError: one of them is not what was written.
+    """
+    values = _values(key)
+    for row in rows:
+        if not _is_intact(session, values, row):
+            raise DamagedError(
+                f"policy {key.policy}, version {key.version}: row {row[0]} of its ledger is not what was written; run "
+                "`arbitrage records verify`, and restore a backup"
+            )
+        yield row[:-2]
 
 
 def _grow(session: Session, number: int, *, known: int) -> tuple[int, int, int]:
@@ -262,15 +294,15 @@ def settle(session: Session, settlements: Sequence[Settlement]) -> None:
     for number in sorted(int(number) for (number,) in rows):
         session.run("update ledgers set length = length where number = ?", number)  # others wait from here on
         [(known, changes)] = session.rows("select known, changes from ledgers where number = ?", number)
+        [key] = session.rows(f"select {_KEY} from ledgers where number = ?", number)
         count = _Counts(int(known), int(changes))
-        columns = "id, due, loss, served, undelivered, known_order, known_at, change"
         rows = session.rows(
-            f"select {columns} from ledger where ledger = ? and id in ({placeholders(by_id)}) order by seq",
+            f"select {_SEALED} from ledger where ledger = ? and id in ({placeholders(by_id)}) order by seq",
             number,
             *by_id,
         )
-        for id, *before in rows:
-            _settle_row(session, by_id[id], before, count)
+        for row in rows:
+            _settle_row(session, key, by_id[row[1]], row, count)
         session.run("update ledgers set known = ?, changes = ? where number = ?", count.known, count.changes, number)
 
 
@@ -282,22 +314,25 @@ class _Counts:
     changes: int
 
 
-def _settle_row(session: Session, new: Settlement, before: Sequence[Any], count: _Counts) -> None:
+def _settle_row(session: Session, key: Sequence[Any], new: Settlement, row: Sequence[Any], count: _Counts) -> None:
     """Write what is known of one row, after counting the change if there is one."""
-    due, loss, served, undelivered, order, known_at, change = before
-    after = [due, loss, new.served, int(not new.delivered), order, known_at]
+    seq, id, drawn, *before, change, slot, seal = row
+    due, loss, _, _, order, known_at = before
+    after = [due, loss, None if new.served is None else float(new.served), int(not new.delivered), order, known_at]
     if loss is None and new.loss is not None:
         count.known += 1
-        after = [due, new.loss, new.served, int(not new.delivered), count.known, new.at]
+        after[1], after[4:] = float(new.loss), [count.known, float(new.at)]
     elif loss is None and new.failed:
-        after[0] = min(due, new.at)
-    if after != [due, loss, served, undelivered, order, known_at]:
+        after[0] = min(due, float(new.at))
+    if after != before:
         count.changes += 1
         change = count.changes
+        if _is_intact(session, key, row):  # or its new seal would vouch for what someone changed
+            seal = _seal(session, key, (seq, id, drawn, *after, change, slot))
     session.run(
         "update ledger set due = ?, loss = ?, served = ?, undelivered = ?, known_order = ?, known_at = ?, change = ?, "
-        "news = case when news > ? then news - ? else 0 end where id = ?",
-        *(*after, change, new.news, new.news, new.id),
+        "seal = ?, news = case when news > ? then news - ? else 0 end where id = ?",
+        *(*after, change, seal, new.news, new.news, new.id),
     )
 
 
@@ -318,7 +353,11 @@ def _ledgers_of(rows: Iterable[Sequence[Any]]) -> list[Ledger]:
 
 @operation("scan")
 def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None = None) -> LedgerRows:
-    """Return a ledger, or so many of its rows after one of that number; the transaction must be a snapshot."""
+    """Return a ledger, or so many of its rows after one of that number; the transaction must be a snapshot.
+
+    Raises:
+        DamagedError: a row is not what was written, or rows were removed.
+    """
     rows = session.rows(f"select number, length, changes from ledgers where ({_KEY}) = (?, ?, ?, ?, ?)", *_values(key))
     if not rows:
         return LedgerRows.of([], 0)
@@ -326,21 +365,30 @@ def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None 
     stop = length if limit is None else min(length, after + limit)
     columns, count = np.empty((7, max(stop - after, 0))), 0
     for low in range(after, stop, _ROWS_AT_ONCE):  # since rows take ten times the room as objects
-        part = session.rows(
-            "select drawn, due, loss, served, undelivered, known_order, known_at from ledger "
-            "where ledger = ? and seq > ? and seq <= ? order by seq",
+        stored = session.rows(
+            f"select {_SEALED} from ledger where ledger = ? and seq > ? and seq <= ? order by seq",
             *(number, low, min(low + _ROWS_AT_ONCE, stop)),
         )
+        part = [row[2:9] for row in _intact(session, key, stored)]
         columns[:, count : count + len(part)] = np.array(part, dtype=np.float64).reshape(-1, 7).T
         count += len(part)
+    if session.seals and count < stop - after:
+        raise DamagedError(
+            f"policy {key.policy}, version {key.version}: {stop - after - count} rows of its ledger were removed; restore a "
+            "backup"
+        )
     return LedgerRows.of_columns(columns[:, :count], changes)
 
 
 @operation("read")
 def changes(session: Session, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
-    """Return the rows that are new or have changed since a cursor, those of the oldest changes first."""
+    """Return the rows that are new or have changed since a cursor, those of the oldest changes first.
+
+    Raises:
+        DamagedError: one of them is not what was written.
+    """
     rows = session.rows(
-        f"select {_ROW} from ledger where ledger = ? and change > ? order by change limit ?",
+        f"select {_SEALED} from ledger where ledger = ? and change > ? order by change limit ?",
         *(_number(session, key) or 0, after, limit),
     )
     return [
@@ -348,5 +396,73 @@ def changes(session: Session, key: LedgerKey, after: int, *, limit: int = 5000) 
             seq=seq, id=id, drawn=drawn, due=due, loss=loss, served=served, known_order=order, known_at=known_at,
             change=change, delivered=not undelivered,
         )
-        for seq, id, drawn, due, loss, served, undelivered, order, known_at, change in rows
+        for seq, id, drawn, due, loss, served, undelivered, order, known_at, change in _intact(session, key, rows)
     ]  # fmt: skip
+
+
+# --- Verification ---
+
+
+def ledger_faults(session: Session) -> list[str]:
+    """Return which rows were changed or removed, by their seals and by the decisions of the chains."""
+    if not session.seals:
+        return []
+    rows = session.rows(f"select number, {_KEY}, length, known, changes from ledgers order by {_KEY}")
+    faults = [fault for number, *row in rows for fault in _faults_of(session, number, tuple(row[:5]), tuple(row[5:]))]
+    numbers = session.rows("select distinct ledger from ledger")
+    faults += [f"ledger {number}: it was removed, and rows are left" for (number,) in numbers if number not in {
+        row[0] for row in rows}]  # fmt: skip
+    return faults + list(_unlisted_decisions(session, {(row[1], int(row[2])) for row in rows if not row[5]}))
+
+
+def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tuple[int, int, int]) -> Iterator[str]:
+    name = f"policy {key[0]}, version {key[1]}"
+    seq = length = known = changes = 0
+    while rows := session.rows(
+        f"select {_SEALED} from ledger where ledger = ? and seq > ? order by seq limit ?", number, seq, CHUNK
+    ):
+        for row in rows:
+            seq, loss, change = int(row[0]), row[4], int(row[9])
+            length, known, changes = length + 1, known + (loss is not None), max(changes, change)
+            if seq != length:
+                yield f"{name}: rows {length} to {seq - 1} of its ledger were removed"
+                length = seq
+            if not _is_intact(session, key, row):
+                yield f"{name}: row {seq} of its ledger is not what was written"
+    if (length, known, changes) != counts:
+        yield f"{name}: its ledger has {length} rows, {known} losses and {changes} changes, and {counts} were counted"
+
+
+def _unlisted_decisions(session: Session, watched: Collection[tuple[str, int]]) -> Iterator[str]:
+    """Yield the decisions that the audit coin drew under a version with a ledger, and that have no row in it."""
+    last: tuple[str, int] = ("", 0)
+    while rows := session.rows(
+        "select writer, seq, id, policy, body from events where kind = 'decision' and (writer, seq) > (?, ?) "
+        "order by writer, seq limit ?",
+        *(*last, CHUNK),
+    ):
+        last = tuple(rows[-1][:2])
+        drawn = [
+            (policy, id)
+            for _, _, id, policy, text in rows
+            if text is not None and '"audited":true' in text and _is_counted(text, id, policy, watched)
+        ]
+        listed = {
+            id
+            for (id,) in session.rows(
+                f"select id from ledger where id in ({placeholders(drawn)})", *(id for _, id in drawn)
+            )
+        }
+        yield from (
+            f"policy {policy}: decision {id} was drawn for an audit, and its row of the ledger was removed"
+            for policy, id in drawn
+            if id not in listed
+        )
+
+
+def _is_counted(text: str, id: str, policy: str, watched: Collection[tuple[str, int]]) -> bool:
+    """Tell whether a decision belongs in a ledger; of a session, several share a row, and groups may have none."""
+    body = decode_decision(text, id)
+    alone = body.session is None and body.group is None and not body.overridden
+    primary_leg = any(leg.role == "primary" for leg in body.legs)
+    return alone and primary_leg and body.mode == "enforce" and (policy, body.version or 0) in watched

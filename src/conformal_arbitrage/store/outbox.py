@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.ledger import NewRow, write_row
 from conformal_arbitrage.store.record import AuditQuestion, decode_question, encode_json, new_id
 from conformal_arbitrage.store.session import CHUNK, Session, operation
@@ -52,7 +52,7 @@ class AuditBacklog(Struct, frozen=True, kw_only=True):
 
 
 _log = logging.getLogger("conformal_arbitrage.store")
-_AUDIT = "(id, policy, payload, identities, queued, lease)"
+_AUDIT = "id, policy, payload, identities"
 
 
 def queue_audits(session: Session, audits: Sequence[tuple[Audit, str | None]]) -> None:
@@ -64,7 +64,9 @@ def queue_audits(session: Session, audits: Sequence[tuple[Audit, str | None]]) -
             now = session.dialect.now
             values = (audit.id, audit.policy, question, audit.identities_sha256)
             session.run(
-                f"insert into audits {_AUDIT} values (?, ?, ?, ?, {now}, {now}) on conflict (id) do nothing", *values
+                f"insert into audits ({_AUDIT}, queued, lease, seal) values (?, ?, ?, ?, {now}, {now}, ?) "
+                "on conflict (id) do nothing",
+                *(*values, session.seals.sign("audit", *values)),
             )
 
 
@@ -93,18 +95,29 @@ def take_audits(
         conditions.append(f"({' or '.join([*each, *late]) or 'false'})")
         values += [*chain.from_iterable(policies.items()), *([] if overdue is None else [now - overdue])]
     rows = session.rows(
-        f"select id, policy, payload, identities, attempts, queued from audits where {' and '.join(conditions)} "
+        f"select {_AUDIT}, seal, attempts, queued from audits where {' and '.join(conditions)} "
         f"order by lease, id limit ?{session.dialect.skip_locked}",
         *(*values, limit),
     )
     renew_audits(session, [row[0] for row in rows], lease=lease)
-    return [audit for row in rows if (audit := _audit(row, now)) is not None]
+    return [audit for row in rows if (audit := _audit(session, row, now)) is not None]
 
 
-def _audit(row: Sequence[Any], now: float) -> Audit | None:
-    """Return an audit, or None if its question is damaged, since that must not stop the others."""
-    id, policy, text, identities, attempts, queued = row
+def audit_faults(session: Session) -> list[str]:
+    """Return which questions that wait for an audit were changed: the Guardian would judge another."""
+    if not session.seals:
+        return []
+    rows = session.rows(f"select {_AUDIT}, seal from audits order by id")
+    changed = [row for row in rows if not session.seals.fits(row[-1], "audit", *row[:-1])]
+    return [f"the audit of {row[0]!r:.80} is not what was queued" for row in changed]
+
+
+def _audit(session: Session, row: Sequence[Any], now: float) -> Audit | None:
+    """Return an audit, or None if its question is damaged or was changed, since that must not stop the others."""
+    id, policy, text, identities, seal, attempts, queued = row
     try:
+        if session.seals and not session.seals.fits(seal, "audit", *row[:4]):
+            raise DamagedError(f"the audit of {id} is not what was queued; run `arbitrage records verify`")
         question = decode_question(text, id)
     except StoreError as error:
         _log.error("an audit is skipped: %s", error, extra={"policy": policy, "id": id})

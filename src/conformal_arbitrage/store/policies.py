@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.calibration.schedule import preferred_to
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster
 from conformal_arbitrage.store.outbox import WebhookEvent, announce
 from conformal_arbitrage.store.record import (
@@ -176,17 +176,28 @@ def rollback(session: Session, name: str, *, by: str) -> PolicyVersion | None:
 
 @operation("read")
 def configured(session: Session, policy: str) -> str | None:
-    """Return the digest of a policy's certificate file at the last start; None if there was none."""
-    rows = session.rows("select sha256 from configured where policy = ?", policy)
-    return rows[0][0] if rows else None
+    """Return the digest of a policy's certificate file at the last start; None if there was none.
+
+    Raises:
+        DamagedError: it is not what was noted, and the file would be installed again.
+    """
+    for sha256, seal in session.rows("select sha256, seal from configured where policy = ?", policy):
+        if session.seals and not session.seals.fits(seal, "configured", policy, sha256):
+            raise DamagedError(
+                f"policy {policy}: the digest of its certificate file is not what was noted at the last start; run "
+                "`arbitrage records verify`, and restore a backup"
+            )
+        return str(sha256)
+    return None
 
 
 @operation("write")
 def note_configured(session: Session, policy: str, sha256: str) -> None:
     """Note the digest of a policy's certificate file."""
     session.run(
-        "insert into configured (policy, sha256) values (?, ?) on conflict (policy) do update set sha256 = excluded.sha256",
-        *(policy, sha256),
+        "insert into configured (policy, sha256, seal) values (?, ?, ?) on conflict (policy) do update set "
+        "sha256 = excluded.sha256, seal = excluded.seal",
+        *(policy, sha256, session.seals.sign("configured", policy, sha256)),
     )
 
 

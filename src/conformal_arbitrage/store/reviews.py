@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.monitoring.votes import ReviewRule, SecondOpinion, count_votes
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.claims import Claim
@@ -261,12 +261,12 @@ LONGEST_HOLD = 1200.0
 _MOST = 20
 _COLUMNS = (
     "id, decision, purpose, policy, team, request, payload, protocol, identities, menu, panel, rule, escalates, price, "
-    "lease, undo, drawn, needed, state, due, deadline, created"
+    "lease, undo, drawn, needed, state, due, deadline, created, question_seal"
 )
-_SHOWN = "id, policy, team, payload, lease"
-_ShownRow = tuple[str, str, str, str | None, float]
-_LOCKED = "id, state, level, undo, payload"
-_LockedRow = tuple[str, str, int, float, str | None]
+_SHOWN = "id, policy, team, lease, decision, payload, question_seal"
+_ShownRow = tuple[str, str, str, float, str, str | None, str | None]
+_LOCKED = "id, state, level, undo, decision, payload, question_seal"
+_LockedRow = tuple[str, str, int, float, str, str | None, str | None]
 
 
 def put_items(session: Session, items: Sequence[NewReview], request: str | None = None) -> None:
@@ -278,16 +278,18 @@ def put_items(session: Session, items: Sequence[NewReview], request: str | None 
     for item in items:
         needed = count_votes((), panel=item.panel, rule=item.rule).needed
         deadline = None if item.deadline is None else now + item.deadline
+        payload = encode_review_question(item.question, item.decision)
         row = (
             new_id(), item.decision, item.purpose, item.policy, item.team, request if item.purpose == "decide" else None,
-            encode_review_question(item.question, item.decision), item.protocol, item.identities_sha256, item.menu,
+            payload, item.protocol, item.identities_sha256, item.menu,
             item.panel, item.rule, int(item.escalates), item.price, item.lease, item.undo, int(item.drawn), needed, "open",
-            now + item.due, deadline, now,
+            now + item.due, deadline, now, session.seals.sign("review", item.decision, payload),
         )  # fmt: skip
         marks = ", ".join("?" * len(row))
         session.run(
             f"insert into reviews ({_COLUMNS}) values ({marks}) on conflict (decision, purpose) do update set "
-            "state = 'open', payload = excluded.payload, request = excluded.request, due = excluded.due, closed = null, "
+            "state = 'open', payload = excluded.payload, question_seal = excluded.question_seal, "
+            "request = excluded.request, due = excluded.due, closed = null, "
             "deadline = excluded.deadline, revision = reviews.revision + 1 where reviews.state = 'withdrawn'",
             *row,
         )
@@ -343,7 +345,7 @@ def take(
             if row is not None:
                 token = secrets.token_hex(16)
                 _hold(session, row[0], reviewer, token, now, now, lease)
-                return _shown(token, row)
+                return _shown(session, token, row)
     return None
 
 
@@ -410,15 +412,15 @@ def _hold(
 
 def _shown_again(session: Session, item: str, token: str) -> HeldReview | None:
     [row] = session.rows(f"select {_SHOWN} from reviews where id = ?", item)
-    return _shown(token, row)
+    return _shown(session, token, row)
 
 
-def _shown(token: str, row: _ShownRow) -> HeldReview | None:
+def _shown(session: Session, token: str, row: _ShownRow) -> HeldReview | None:
     """Return what a reviewer sees of an item, unless its question is gone."""
-    item, policy, team, payload, lease = row
-    if payload is None:
+    item, policy, team, lease, decision, payload, seal = row
+    question = _readable(session, item, decision, payload, seal)
+    if question is None:
         return None
-    question = decode_review_question(payload, item)
     return HeldReview(token=token, policy=policy, team=team, question=question, lease=lease)
 
 
@@ -499,16 +501,38 @@ def _note_seen(session: Session, item: str, reviewer: str, why: str, now: float)
     )
 
 
-@prepared("read")
-def held_question(token: str, reviewer: str) -> SingleQuery[ReviewQuestion | None]:
+@operation("read")
+def held_question(session: Session, token: str, reviewer: str) -> ReviewQuestion | None:
     """Return the question that a token stands for, held or voted on; None if it is not theirs, or no longer kept."""
-    return SingleQuery(
-        "select r.id, r.payload from reviews r where r.payload is not null and r.id in "
+    rows = session.rows(
+        "select r.id, r.decision, r.payload, r.question_seal from reviews r where r.payload is not null and r.id in "
         "(select item from review_claims where token = ? and reviewer = ? union all "
         "select item from votes where token = ? and reviewer = ?)",
-        (token, reviewer, token, reviewer),
-        lambda rows: decode_review_question(rows[0][1], rows[0][0]) if rows else None,
+        *(token, reviewer, token, reviewer),
     )
+    return _readable(session, *rows[0]) if rows else None
+
+
+def _question(session: Session, item: str, decision: str, payload: str, seal: str | None) -> ReviewQuestion:
+    """Return what people are shown of an item.
+
+    Raises:
+        DamagedError: it is not what was asked, so that a vote would count for another option.
+    """
+    if session.seals and not session.seals.fits(seal, "review", decision, payload):
+        raise DamagedError(f"the question of the review {item} is not what was asked; run `arbitrage records verify`")
+    return decode_review_question(payload, item)
+
+
+def _readable(
+    session: Session, item: str, decision: str, payload: str | None, seal: str | None
+) -> ReviewQuestion | None:
+    """Return what people are shown of an item; None if that is gone or damaged, which must not stop other items."""
+    try:
+        return None if payload is None else _question(session, item, decision, payload, seal)
+    except DamagedError as error:
+        _log.error("a review is not shown: %s", error, extra={"id": decision})
+        return None
 
 
 @operation("write")
@@ -540,21 +564,26 @@ def vote(session: Session, token: str, reviewer: str, choice: int, *, active: fl
     return None
 
 
+_VOTE = "token, item, reviewer, level, at, choice, held, late, withdrawn"
+"""What the seal of a vote covers, in this order."""
+
+
 def _cast(
     session: Session, token: str, locked: _LockedRow, reviewer: str, level: int, choice: int, *, since: float,
     active: float | None,
 ) -> float:  # fmt: skip
     """Write a vote on an item, which is locked and in which its voter had a place, and free the place."""
     now = session.now()
-    item, state, current, undo, payload = locked
+    item, state, current, undo, decision, payload, seal = locked
     late = state != "open" or current != level
-    place = choice if payload is None else decode_review_question(payload, item).places[choice]
+    place = choice if payload is None else _question(session, item, decision, payload, seal).places[choice]
+    row = (token, item, reviewer, level, now, place, max(0.0, now - since), int(late), None)
     session.run(
-        "insert into votes (token, item, reviewer, level, at, counts, choice, held, active, late) "
-        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
+        f"insert into votes ({_VOTE}, counts, active, seal) "
+        "values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) on conflict (token) do update set at = excluded.at, "
         "counts = excluded.counts, choice = excluded.choice, held = excluded.held, active = excluded.active, "
-        "late = excluded.late, withdrawn = null",
-        *(token, item, reviewer, level, now, now + undo, place, max(0.0, now - since), active, int(late)),
+        "late = excluded.late, withdrawn = null, seal = excluded.seal",
+        *(*row, now + undo, active, session.seals.sign("vote", *row)),
     )
     _note_seen(session, item, reviewer, "voted", now)
     if not late:
@@ -581,15 +610,16 @@ def undo(session: Session, token: str, reviewer: str) -> HeldReview | None:
     undone = session.rows(
         "update votes set withdrawn = ? where token = ? and withdrawn is null and counts > ? and exists "
         "(select 1 from review_seen s join reviews r on r.decision = s.decision where r.id = votes.item and "
-        "s.reviewer = votes.reviewer and s.why = 'voted') returning level, late, at, held",
+        f"s.reviewer = votes.reviewer and s.why = 'voted') returning {_VOTE}",
         *(now, token, now),
     )  # whoever has read the record since then is not asked again
     if not undone:
         return None
+    session.run("update votes set seal = ? where token = ?", session.seals.sign("vote", *undone[0]), token)
     other = session.rows("select token, item from review_claims where reviewer = ?", reviewer)
     for held_token, held_item in other:  # one item at a time: the next one, which they may hold already, goes back
         _drop(session, held_token, held_item)
-    level, late, at, held = undone[0]
+    _, _, _, level, at, _, held, late, _ = undone[0]
     session.run(
         "delete from review_seen where reviewer = ? and why = 'voted' and decision = "
         "(select decision from reviews where id = ?)",
@@ -651,7 +681,7 @@ _KEPT_SECONDS = 1500.0
 """How long a question outlives its item for those who still hold it; longer than anybody can."""
 _ITEM = (
     "id, decision, purpose, policy, team, protocol, identities, payload, panel, rule, escalates, price, level, revision, "
-    "drawn, deadline, created"
+    "drawn, deadline, created, question_seal"
 )
 
 
@@ -760,12 +790,11 @@ def _due_item(session: Session, row: Sequence[Any], now: float) -> ReviewItem:
     id, decision, purpose, policy, team, protocol, identities, payload, panel, rule, escalates, price, level, *rest = (
         row
     )
-    revision, drawn, deadline, created = rest
-    votes = session.rows(
-        "select reviewer, choice, held, level, counts, withdrawn from votes where item = ? and late = 0 "
-        "order by counts, token",
-        id,
-    )
+    revision, drawn, deadline, created, seal = rest
+    votes = [
+        (reviewer, choice, held, level, counts, withdrawn)
+        for counts, _, _, reviewer, level, _, choice, held, _, withdrawn in _intact_votes(session, id)
+    ]
     standing = [vote for vote in votes if vote[5] is None]
     here = [vote for vote in standing if vote[3] == level]
     later = [counts - now for *_, counts, _ in here if counts > now]
@@ -778,7 +807,7 @@ def _due_item(session: Session, row: Sequence[Any], now: float) -> ReviewItem:
         team=team,
         protocol=protocol,
         identities_sha256=identities,
-        question=None if payload is None else decode_review_question(payload, id),
+        question=_readable(session, id, decision, payload, seal),
         panel=panel,
         rule=rule,
         escalates=bool(escalates),
@@ -794,6 +823,18 @@ def _due_item(session: Session, row: Sequence[Any], now: float) -> ReviewItem:
         overdue=deadline is not None and deadline <= now,
         age=max(0.0, now - created),
     )
+
+
+def _intact_votes(session: Session, item: str) -> Iterator[Sequence[Any]]:
+    """Yield the votes on an item that came in time; one that is not what was cast does not count."""
+    rows = session.rows(
+        f"select seal, counts, {_VOTE} from votes where item = ? and late = 0 order by counts, token", item
+    )
+    for seal, *row in rows:
+        if not session.seals or session.seals.fits(seal, "vote", *row[1:]):
+            yield row
+        else:
+            _log.error("a vote on the review %s is not what was cast, and does not count", item)
 
 
 def _vote(row: Sequence[Any]) -> ReviewVote:
@@ -848,11 +889,12 @@ def _end_as_read(session: Session, item: ReviewItem, end: ReviewEnd, outcome: Re
         if held:
             _end_without_verdict(session, item.id, end)
         return held == 1
+    text = encode_outcome(outcome)
     changed = session.run(
-        "update reviews set state = ?, closed = ?, outcome = ?, ready = null, revision = revision + 1, "
+        "update reviews set state = ?, closed = ?, outcome = ?, verdict_seal = ?, ready = null, revision = revision + 1, "
         "payload = case when held > 0 then payload end "
         "where id = ? and revision = ? and state = 'open'",
-        *(end, session.now(), encode_outcome(outcome), item.id, item.revision),
+        *(end, session.now(), text, session.seals.sign("verdict", item.decision, text), item.id, item.revision),
     )
     return changed == 1
 
@@ -901,16 +943,22 @@ def outcomes(session: Session, decisions: Collection[str]) -> Mapping[str, Revie
     if not decisions:
         return {}
     rows = session.rows(
-        f"select decision, purpose, state, outcome from reviews where decision in ({placeholders(decisions)}) and "
+        f"select decision, purpose, state, outcome, verdict_seal from reviews "
+        f"where decision in ({placeholders(decisions)}) and "
         "purpose in ('decide', 'audit') order by purpose = 'decide'",
         *decisions,
     )
-    return {decision: _outcome(decision, *rest) for decision, *rest in rows}
+    return {decision: _outcome(session, decision, *rest) for decision, *rest in rows}
 
 
-def _outcome(decision: str, purpose: str, state: str, text: str | None) -> ReviewOutcome:
+def _outcome(
+    session: Session, decision: str, purpose: str, state: str, text: str | None, seal: str | None
+) -> ReviewOutcome:
     if purpose != "decide":
         return ReviewOutcome(state="expired")
+    if text is not None and session.seals and not session.seals.fits(seal, "verdict", decision, text):
+        _log.error("the verdict on %s is not what people decided, and does not count", decision, extra={"id": decision})
+        return ReviewOutcome(state="failed")
     if text is not None:
         return decode_outcome(text, decision)
     return ReviewOutcome(state=state)  # pyright: ignore[reportArgumentType] - as the state machine wrote it
@@ -1220,6 +1268,26 @@ def _withdraw(session: Session, decision: str) -> None:
     now = session.now()
     if session.run(f"{withdrawn} purpose = 'grade'", now, decision):
         session.run(f"{withdrawn} purpose = 'overlap'", now, decision)
+
+
+# --- Verification ---
+
+
+def review_faults(session: Session) -> list[str]:
+    """Return which questions, votes and verdicts were changed."""
+    if not session.seals:
+        return []
+    faults: list[str] = []
+    for id, decision, payload, outcome, *seals in session.rows(
+        "select id, decision, payload, outcome, question_seal, verdict_seal from reviews order by id"
+    ):
+        for kind, text, seal in zip(("review", "verdict"), (payload, outcome), seals, strict=True):
+            if text is not None and not session.seals.fits(seal, kind, decision, text):
+                faults.append(f"the {kind} {id} on decision {decision} is not what was written")
+    for seal, *row in session.rows(f"select seal, {_VOTE} from votes order by item, token"):
+        if not session.seals.fits(seal, "vote", *row):
+            faults.append(f"a vote on the review {row[1]!r:.80} is not what was cast")
+    return faults
 
 
 # --- Questions and verdicts as text ---

@@ -72,7 +72,7 @@ create table policies (
 );
 
 -- Per policy, the digest of the certificate file that the last start found.
-create table configured (policy {text} primary key, sha256 {text} not null);
+create table configured (policy {text} primary key, sha256 {text} not null, seal {text});
 
 -- Idempotency keys: pending, decided or finished; the responses of finished ones are in replays.
 create table claims (
@@ -114,7 +114,7 @@ create table spending (
 -- Questions to ask in the background, and by which models; `lease` is the time from which an audit may be taken.
 create table audits (
     id {text} primary key, policy {text} not null, payload {text} not null, lease {real} not null,
-    attempts {integer} not null default 0, queued {real} not null, identities {text} not null
+    attempts {integer} not null default 0, queued {real} not null, identities {text} not null, seal {text}
 );
 create index audits_by_lease on audits (lease, id);
 
@@ -138,7 +138,7 @@ create table ledgers (
 create table ledger (
     ledger {integer} not null, seq {integer} not null, id {text} not null, drawn {real} not null, due {real} not null,
     slot {text}, loss {real}, served {real}, undelivered {integer} not null default 0, known_order {integer},
-    known_at {real}, change {integer} not null, news {integer} not null default 0,
+    known_at {real}, change {integer} not null, news {integer} not null default 0, seal {text},
     primary key (ledger, seq)
 );
 create unique index ledger_by_id on ledger (id);
@@ -186,7 +186,8 @@ create table reviews (
     lease {real} not null, undo {real} not null, drawn {integer} not null, needed {integer} not null,
     held {integer} not null default 0, votes {integer} not null default 0, level {integer} not null default 0,
     state {text} not null, due {real} not null, ready {real}, deadline {real}, created {real} not null, taken {real},
-    closed {real}, outcome {text}, revision {integer} not null default 0, unique (decision, purpose)
+    closed {real}, outcome {text}, revision {integer} not null default 0, question_seal {text}, verdict_seal {text},
+    unique (decision, purpose)
 );
 create index open_reviews on reviews (team, level, due, id) where state = 'open';
 create index ready_reviews on reviews (ready) where state = 'open';
@@ -213,7 +214,7 @@ create index review_skips on review_seen (at) where why = 'skipped';
 create table votes (
     token {text} primary key, item {text} not null, reviewer {text} not null, level {integer} not null,
     at {real} not null, counts {real} not null, choice {integer} not null, held {real} not null, active {real},
-    late {integer} not null, withdrawn {real}
+    late {integer} not null, withdrawn {real}, seal {text}
 );
 create index votes_by_item on votes (item);
 create index votes_by_time on votes (at);
