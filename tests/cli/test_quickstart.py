@@ -209,6 +209,10 @@ OWN_TABLES = {
     "missing confidences": (
         "id,confidence,small_ok,expert_ok", lambda k, s, p, g: f"q{k},{'' if k % 17 == 0 else s},{p},{g}",
     ),
+    "missing grades": (
+        "id,confidence,small_ok,expert_ok",
+        lambda k, s, p, g: f"q{k},{s},{'' if k % 80 == 3 else p},{'' if k % 50 == 0 else g}",
+    ),
     "no ids": ("confidence,small_ok,expert_ok", lambda k, s, p, g: f"{s},{p},{g}"),
 }  # fmt: skip
 
@@ -222,6 +226,7 @@ def test_the_printed_commands_lead_from_a_table_of_ones_own_to_a_certificate_tha
     commands = [shlex.split(text) for text in shown.splitlines() if text.startswith("  arbitrage ")]
     assert [words[1] for words in commands] == ["router-log", "recommend", "certificate"]
     outputs = [run(*words[1:]) for words in commands]
+    assert ("13 of 400 rows lack a grade" in shown) == (kind == "missing grades")
     if kind in ("percentages", "words", "log-probabilities"):
         assert kind in shown
         assert f"holds {kind}; the log has" in outputs[0]
@@ -245,8 +250,10 @@ def test_one_confidence_that_is_something_else_is_named_with_its_row(text):
 def test_a_table_with_the_same_id_twice_is_refused_by_name():
     router_table(Path("runs.csv"))
     text = Path("runs.csv").read_text().splitlines()
-    Path("runs.csv").write_text("\n".join([*text, text[1]]))
     words = shlex.split(quick_start("csv", ["runs.csv"]).commands[0])[1:]
+    Path("runs.csv").write_text("\n".join([*text, text[1]]))
+    with pytest.raises(OptionError, match=r"runs\.csv: in column 'id', 1 row has the id of an earlier row"):
+        quick_start("csv", ["runs.csv"])
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 2
     assert "row 301, column 'id': 'q0' is also the id of row 1; make ids unique" in done.stderr

@@ -61,19 +61,28 @@ def test_a_few_equal_rows_of_coarse_scores_are_no_repeats_either():
     assert repeats(fine).rows == 2
 
 
-def routed(rng, n, confidence):
+def routed(rng, n, confidence, rounded):
     grade = rng.random(n) < confidence
     return ScoreLog.from_router(
-        confidence=confidence.round(4), primary_grade=grade.astype(float), guardian_grade=np.ones(n)
+        confidence=rounded(confidence), primary_grade=grade.astype(float), guardian_grade=np.ones(n)
     )
 
 
+def four_digits(confidence):
+    return confidence.round(4)
+
+
+def log_probabilities_of_four_digits(confidence):
+    return np.exp(np.log(confidence).round(4))
+
+
+@pytest.mark.parametrize("rounded", [four_digits, log_probabilities_of_four_digits])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 2), (2, 2)])
-def test_a_coincidence_of_four_digits_is_no_repeat_and_copies_are(shape):
+def test_a_coincidence_of_four_digits_is_no_repeat_and_copies_are(shape, rounded):
     warned = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        log = routed(rng, 1000, rng.beta(*shape, 1000))
+        log = routed(rng, 1000, rng.beta(*shape, 1000), rounded)
         warned += bool(repeats(log).problems())
         copied = log.select(np.concatenate([np.arange(900), np.arange(300)]))
         assert repeats(copied).rows >= 300

@@ -362,6 +362,10 @@ def router_log_command(
         print_json(summary)
     else:
         click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
+        if summary["ungraded_rows"]:
+            click.echo(
+                "Rows without a grade: grade them, or count them as the largest loss: --missing-guardian worst_case."
+            )
         if held:
             click.echo(
                 wrapped(f"{confidence} holds {held}; the log has {_CONVERTED[held]}: convert later ones likewise.")

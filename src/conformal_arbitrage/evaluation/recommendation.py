@@ -510,7 +510,9 @@ class _Trial:
                 options.append((self._tried(log, loss, rule), rule))
             except OptionError as error:
                 score = f"{rule.score} with texts" if _reads_texts(rule) else rule.score
-                left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}, {rule.boundary}"] = str(error)
+                reason = str(error).removeprefix(f"{log.source}: ")
+                name = f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}, {rule.boundary}"
+                left_out[name] = f"on halves of the {len(log)} rows to choose on, {reason}"
         return options
 
     def _tried(self, log: ScoreLog, loss: PromisedLoss, rule: CalibrationOptions) -> RouteOption:
@@ -633,7 +635,7 @@ def _verdict(over_primary: PointEstimate | None, over_random: PointEstimate, cal
         return False, f"Use the Primary alone: it keeps this budget without the Guardian on {n} unseen rows."
     if over_primary is not None and not over_primary.positive:
         what = "Use the Primary alone" if over_primary.mean <= 0 else "Not worth routing"
-        than = f"the share of right answers rises by {over_primary.points()} over the Primary alone"
+        than = f"the share of right answers changes by {over_primary.points()} against the Primary alone"
         return False, f"{what}: on {n} unseen rows, {than}; more Guardian calls do not make this pair better."
     what = "the loss falls" if over_primary is None else "the share of right answers rises"
     than = f"on {n} unseen rows, {what} by {over_random.points()} against random routing at the same cost"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.core.losses import Number, as_fraction
@@ -63,9 +64,10 @@ def quick_start(have: Have, files: Sequence[str], *, alpha: Number = 0.05, confi
     budget = float(as_fraction(alpha, name="alpha"))
     if have == "endpoints":
         return _endpoints(files, budget, _naming(config))
-    found, first = _from_table(_only(files)) if have == "csv" else _from_runs(files)
+    found, first, ungraded = _from_table(_only(files)) if have == "csv" else (*_from_runs(files), 0)
     log = _only(files) if first is None else LOG
-    recommend = f"arbitrage recommend {_quoted(log)} --alpha {budget:g} -o {PLAN}"
+    missing = " --missing-guardian worst_case" if ungraded else ""
+    recommend = f"arbitrage recommend {_quoted(log)} --alpha {budget:g}{missing} -o {PLAN}"
     show = f"arbitrage certificate show {CERTIFICATE}"
     apply = f"arbitrage apply {CERTIFICATE} {_quoted(log)} -o decisions.jsonl"
     commands = (recommend, show, apply) if first is None else (first, recommend, show)
@@ -137,16 +139,22 @@ def _run_kind(path: Path) -> str:
     )
 
 
-def _from_table(path: str) -> tuple[str, str | None]:
-    """Return what a table holds, and the command that turns it into a score log; None if it is one."""
+def _from_table(path: str) -> tuple[str, str | None, int]:
+    """Return what a table holds, the command that turns it into a score log (None if it is one), and rows without grades.
+
+    Raises:
+        OptionError: it cannot be a score log, whatever its columns are called.
+    """
     with Table(path) as table:
         names = [name for name in table.types if name not in _NOT_SCORES]
         lists = [name for name in names if table.numbers_if_any(name) is not None]
         router = _router_columns(table, names)
         converted = read_confidence(table, router[0])[1] if router else None
+        ungraded = np.zeros(table.rows, bool) if router is None else _lacks(table, router[1]) | _lacks(table, router[2])
         id = _id_column(table, names)
+        _refuse_repeated_ids(table, path)
     if len(lists) > 1:
-        return f"a score log of {', '.join(lists)}", None
+        return f"a score log of {', '.join(lists)}", None, 0
     wide = _wide_pair(names)
     if wide is not None:
         primary, guardian = (",".join(columns) for columns in wide)
@@ -154,6 +162,7 @@ def _from_table(path: str) -> tuple[str, str | None]:
         return (
             f"one column per option, {primary} and {guardian}",
             f"arbitrage import table {_quoted(path)} {columns} -o {LOG}",
+            0,
         )
     if router is not None:
         sure, ours, theirs = router
@@ -161,7 +170,9 @@ def _from_table(path: str) -> tuple[str, str | None]:
         columns += f" --id {_quoted(id)}" if id else ""
         held = f"{sure}: {converted}, which are converted" if converted else sure
         found = f"a confidence ({held}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
-        return found, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}"
+        missing = int(ungraded.sum())
+        found += f"; {missing} of {len(ungraded)} rows lack a grade, and count as the largest loss" if missing else ""
+        return found, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
         "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok); "
@@ -213,6 +224,22 @@ def _id_column(table: Table, names: Sequence[str]) -> str | None:
     called = [name for name in names if "id" in _words(name)] if "id" not in table.types else []
     distinct = [name for name in called if len(set(table.texts(name).tolist()) - {""}) == table.rows]
     return distinct[0] if len(distinct) == 1 else None
+
+
+def _refuse_repeated_ids(table: Table, path: str) -> None:
+    """Refuse a table that the printed commands would refuse."""
+    ids = [] if "id" not in table.types else [text for text in table.texts("id").tolist() if text]
+    repeated = len(ids) - len(set(ids))
+    if repeated:
+        rows = "1 row has" if repeated == 1 else f"{repeated} rows have"
+        raise OptionError(
+            f"{path}: in column 'id', {rows} the id of an earlier row; keep one row of each question, or rename the column "
+            "if it names something else, such as a conversation"
+        )
+
+
+def _lacks(table: Table, name: str) -> NDArray[np.bool_]:
+    return np.isnan(table.scalars(name, truths=True))
 
 
 def _words(name: str) -> set[str]:

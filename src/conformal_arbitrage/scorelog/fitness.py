@@ -101,11 +101,9 @@ def _by_chance(log: "ScoreLog", digests: NDArray[np.uint64]) -> bool:
         if len(gap) > 1:
             margin[block.rows] = gap[1]
     inner = np.isfinite(margin) & (margin > 0) & (margin < margin[np.isfinite(margin)].max(initial=0.0))
-    power = next((p for p in (10.0**d for d in range(_MOST_DECIMALS + 1)) if _are_whole(margin[inner] * p)), None)
-    pairs = _equal_pairs(digests[inner])
-    if power is None or not pairs:
+    pairs, ticks = _equal_pairs(digests[inner]), _as_ticks(margin[inner])
+    if ticks is None or not pairs:
         return not pairs
-    ticks = np.rint(margin[inner] * power).astype(np.uint64)
     place = np.arange(len(log.guardian), dtype=np.uint64) - np.repeat(log.offsets[:-1], log.sizes).astype(np.uint64)
     alike = _mixed(np.add.reduceat(_mixed(_bits(log.guardian) ^ _mixed(place)), log.offsets[:-1]))
     alike = _mixed(alike ^ top.astype(np.uint64))
@@ -118,6 +116,16 @@ def _by_chance(log: "ScoreLog", digests: NDArray[np.uint64]) -> bool:
         near += int(counts[at][found[at] == neighbour].sum())
     expected = near / _NEIGHBOURS / 2
     return pairs <= expected + 4 * np.sqrt(expected)
+
+
+def _as_ticks(margins: Floats) -> NDArray[np.uint64] | None:
+    """Return margins that were written with few decimals, or their logarithms, as whole numbers; None if neither was."""
+    for values in (margins, -np.log(margins)):
+        for power in (10.0**decimals for decimals in range(_MOST_DECIMALS + 1)):
+            if _are_whole(values * power):
+                ticks = np.rint(values * power)
+                return (ticks - ticks.min(initial=0.0)).astype(np.uint64)
+    return None
 
 
 def _are_whole(values: Floats) -> bool:
