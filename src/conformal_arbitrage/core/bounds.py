@@ -1,9 +1,9 @@
-"""Confidence bounds and tests for a mean loss that hold at every number of rows: intervals, binomial, betting."""
+"""Confidence bounds and tests that hold at every number of rows: intervals, binomial, hypergeometric, betting."""
 
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, e, exp, inf, lgamma, log, log1p, sqrt
+from math import ceil, comb, e, exp, inf, lgamma, log, log1p, pi, sqrt
 
 import numpy as np
 
@@ -171,6 +171,104 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 def _nonzero(value: float) -> float:
     return value if abs(value) > _TINY else _TINY
+
+
+# --- A sample without replacement ---
+
+
+_EXACT_ITEMS = 10_000
+"""Up to so many items a tail that rounding leaves undecided is compared in integers."""
+_UNDECIDED = 1e-9
+_TERMS_AT_ONCE = 1 << 14
+
+
+@lru_cache(maxsize=1024)
+def hypergeometric_limit(items: int, allowed: int, sample: int, delta: Fraction) -> int:
+    """Return the largest k with P(Hyper(items, allowed + k + 1 bad, sample drawn) <= k) <= delta; -1 if there is none.
+
+    The probability rises with k, since one more bad item adds at most one to the count. Where the items that are not
+    drawn are at most `allowed`, every k will do, and it is `sample`.
+
+    Args:
+        items: how many there are.
+        allowed: how many bad ones may remain undrawn.
+        sample: how many are drawn, all subsets alike.
+        delta: the level.
+    """
+    if items - sample <= allowed:
+        return sample
+    low, high = -1, sample
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _is_tail_within(middle, items, allowed + middle + 1, sample, delta) else (low, middle)
+    return low
+
+
+def _is_tail_within(k: int, items: int, bad: int, sample: int, delta: Fraction) -> bool:
+    """Tell whether P(Hyper(items, bad, sample) <= k) <= delta; where rounding leaves it open and items are many: no."""
+    tail, level = hypergeometric_cdf(k, items, bad, sample), float(delta)
+    if abs(tail - level) > _UNDECIDED * level:
+        return tail < level
+    if items > _EXACT_ITEMS:
+        return False
+    ways = sum(comb(bad, j) * comb(items - bad, sample - j) for j in range(max(0, sample - items + bad), k + 1))
+    return ways * delta.denominator <= delta.numerator * comb(items, sample)
+
+
+def hypergeometric_cdf(k: int, items: int, bad: int, sample: int) -> float:
+    """Return the probability that a sample without replacement holds at most k of the bad items.
+
+    The largest term comes from Stirling's errors, which are small where logarithms of factorials are large (Loader 2000);
+    each term below it is the one above times a ratio.
+    """
+    least, most = max(0, sample - (items - bad)), min(bad, sample)
+    if k < least:
+        return 0.0
+    if k >= most:
+        return 1.0
+    if k > (sample + 1) * (bad + 1) // (items + 2):  # above the mode: the other tail, in which terms fall as well
+        return 1 - hypergeometric_cdf(sample - k - 1, items, items - bad, sample)
+    total = term = 1.0
+    for top in range(k, least, -_TERMS_AT_ONCE):
+        j = np.arange(top, max(top - _TERMS_AT_ONCE, least), -1, dtype=np.float64)
+        terms = term * np.cumprod(j / (bad - j + 1) * ((items - bad - sample + j) / (sample - j + 1)))
+        total, term = total + float(terms.sum()), float(terms[-1])
+        if term < _CONVERGED * total / items:
+            break
+    return exp(_log_hypergeometric(k, items, bad, sample)) * total
+
+
+def _log_hypergeometric(k: int, items: int, bad: int, sample: int) -> float:
+    p = sample / items
+    return _log_binomial(k, bad, p) + _log_binomial(sample - k, items - bad, p) - _log_binomial(sample, items, p)
+
+
+def _log_binomial(k: int, n: int, p: float) -> float:
+    """Return log P(Bin(n, p) = k), with an error that does not grow with n."""
+    if p == 1 or k in (0, n):  # where Stirling's formula has no place
+        return 0.0 if n == 0 or p == 1 else (n * log1p(-p) if k == 0 else n * log(p))
+    errors = _stirling_error(n) - _stirling_error(k) - _stirling_error(n - k)
+    deviance = _deviance(k, n * p) + _deviance(n - k, n * (1 - p))
+    return errors - deviance - 0.5 * log(2 * pi * k * ((n - k) / n))
+
+
+def _stirling_error(n: int) -> float:
+    """Return log n! minus Stirling's formula for it."""
+    if n < 16:
+        return lgamma(n + 1) - (n + 0.5) * log(n) + n - 0.5 * log(2 * pi)
+    square = n * n
+    return (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / square) / square) / square) / n
+
+
+def _deviance(x: float, mean: float) -> float:
+    """Return x log(x / mean) + mean - x without loss of digits where the two are close."""
+    if abs(x - mean) >= 0.1 * (x + mean):
+        return x * log(x / mean) + mean - x
+    ratio = (x - mean) / (x + mean)
+    total, power, odd = (x - mean) * ratio, 2 * x * ratio**3, 3
+    while total != total + power / odd:
+        total, power, odd = total + power / odd, power * ratio**2, odd + 2
+    return total
 
 
 # --- A test that a mean loss lies below a line, for graded losses ---
