@@ -3,6 +3,7 @@
 import typing as _typing
 
 if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should not wait for what it does not need
+    from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels, certify_batch
     from conformal_arbitrage.calibration.calibrate import calibrate
     from conformal_arbitrage.calibration.certificate import Certificate, Decisions
     from conformal_arbitrage.calibration.learned import Features
@@ -51,6 +52,8 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
 __all__ = [
     "ArbitrageError",
     "Assessment",
+    "BatchDraw",
+    "BatchLabels",
     "CalibrationOptions",
     "Certificate",
     "CertificateError",
@@ -100,6 +103,7 @@ __all__ = [
     "Verification",
     "assess",
     "calibrate",
+    "certify_batch",
     "collect",
     "compare",
     "evaluate",
@@ -115,6 +119,7 @@ __all__ = [
 
 if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name for one of these
     _NAMES = {
+        "calibration.batch": ("BatchDraw BatchLabels certify_batch "),
         "calibration.calibrate": ("calibrate "),
         "calibration.certificate": ("Certificate Decisions "),
         "calibration.learned": ("Features "),

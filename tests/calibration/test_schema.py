@@ -125,8 +125,8 @@ def test_a_field_of_another_kind_of_certificate_is_refused(certificate, change):
 @pytest.mark.parametrize("part", ["rule", "promise", "loss"])
 def test_a_kind_of_a_later_release_is_told_apart_from_a_damaged_file(certificate, part):
     document = certificate.to_dict()
-    with pytest.raises(LaterCertificateError, match="Invalid value 'batch'"):
-        Certificate.from_dict(document | {part: document[part] | {"type": "batch"}})
+    with pytest.raises(LaterCertificateError, match="Invalid value 'bundle'"):
+        Certificate.from_dict(document | {part: document[part] | {"type": "bundle"}})
     with pytest.raises(LaterCertificateError, match="schema version 2 is not the one"):
         Certificate.from_dict(document | {"schema": 2})
 

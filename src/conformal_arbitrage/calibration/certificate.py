@@ -29,7 +29,7 @@ from conformal_arbitrage.calibration.learned import (
     sidecar_path,
     unpack,
 )
-from conformal_arbitrage.calibration.notebook import html_paragraph, html_rule, html_table
+from conformal_arbitrage.calibration.notebook import html_paragraph, html_rule, html_steps, html_table
 from conformal_arbitrage.calibration.options import (
     STOPS,
     DialStop,
@@ -45,9 +45,11 @@ from conformal_arbitrage.calibration.options import (
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.promises import (
     Ancestry,
+    Batch,
     ByGroup,
     Cluster,
     Confident,
+    Cutoff,
     Dial,
     Evidence,
     Learned,
@@ -63,8 +65,8 @@ from conformal_arbitrage.calibration.promises import (
     is_chain,
 )
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws, question_draw
-from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary
-from conformal_arbitrage.core.bounds import Interval, next_range
+from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary, wrong_allowed
+from conformal_arbitrage.core.bounds import Interval, hypergeometric_limit, next_range
 from conformal_arbitrage.core.exact import (
     SINGLE_DIGITS,
     Bools,
@@ -463,7 +465,12 @@ def _refuse_contradictions(certificate: "Certificate", source: str) -> None:
     refused, deferring = unproved(certificate.kinds), certificate.status == "always_defer"
     if refused is not None:
         raise CertificateError(f"{source}: {refused[0]} contradicts the rest: {refused[2]}; calibrate again")
-    checks = _wrong_terms(certificate) | _wrong_rule(certificate, deferring) | _wrong_evidence(certificate, deferring)
+    if certificate.is_batch:
+        checks = _wrong_batch(certificate)
+    else:
+        checks = (
+            _wrong_terms(certificate) | _wrong_rule(certificate, deferring) | _wrong_evidence(certificate, deferring)
+        )
     wrong = next(((name, value) for name, (value, wrong) in checks.items() if wrong), None)
     if wrong is None and certificate.guarantee != certificate.worded().guarantee:
         wrong = "guarantee", certificate.guarantee
@@ -495,6 +502,48 @@ def _wrong_rule(certificate: "Certificate", deferring: bool) -> _Checks:
             return {"learned": (rule.terms, rule.terms is not None and not _are_terms(certificate, rule.terms))}
         case promises.Path():
             return _wrong_path(certificate, rule, deferring)
+        case Cutoff():
+            return _wrong_batch(certificate)
+
+
+def _wrong_batch(certificate: "Certificate") -> _Checks:
+    """Check the certificate of a batch, as far as that shows without the items."""
+    rule, promise, evidence, n = certificate.rule, certificate.promise, certificate.evidence, certificate.n
+    if not (isinstance(rule, Cutoff) and isinstance(promise, Batch)):
+        return {"rule": (certificate.rule, True)}
+    limit = _batch_limit(promise, n) if _is_batch(promise, n) else None
+    below = rule.keeps == "below"
+    outside = n - promise.sample
+    return {
+        "promise": (promise, limit is None or limit != promise.limit),
+        "risk": (rule.risk, (rule.risk is not None) != below or not -inf < (rule.risk or 0.0) < inf),
+        "tie": (rule.tie, (rule.tie is not None) != below),
+        "kept": (rule.kept, not 0 <= rule.kept <= outside or (rule.kept > 0) == (rule.keeps == "none")),
+        "wrong_at": (rule.wrong_at, list(rule.wrong_at) != sorted(set(rule.wrong_at) & set(range(n)))),
+        "empirical_risk": (evidence.empirical_risk, not 0 <= evidence.empirical_risk <= 1),
+        "missing_guardian_rows": (
+            evidence.missing_guardian_rows, not 0 <= evidence.missing_guardian_rows <= promise.sample,
+        ),
+        "loss": (certificate.loss, certificate.loss != promises.WRONG_LABEL),
+        "ancestry": (certificate.ancestry, certificate.ancestry is not None),
+        "signature": (certificate.signature, (certificate.signature is None) != (certificate.secret_id is None)),
+    }  # fmt: skip
+
+
+def _is_batch(promise: Batch, n: int) -> bool:
+    """Tell whether the numbers of a promise about n items can belong together."""
+    shares = 0 <= promise.error < 1 and 0 < promise.level < 1 and 0 < promise.confidence <= 1 - promise.level + 1e-12
+    return n >= 1 and shares and 0 <= promise.pilot <= promise.sample <= n and promise.draw >= 1
+
+
+def _batch_limit(promise: Batch, n: int) -> int:
+    """Return how many wrong items of the sample may lie below the cutoff; the pilot is neither sampled nor kept."""
+    return hypergeometric_limit(
+        n - promise.pilot,
+        wrong_allowed(promise.error, n),
+        promise.sample - promise.pilot,
+        as_fraction(promise.level, name="level"),
+    )
 
 
 def _wrong_path(certificate: "Certificate", rule: promises.Path, deferring: bool) -> _Checks:
@@ -776,6 +825,44 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
     return facts if advice is None else [*facts, ("on the tuning rows", advice)]
 
 
+def _batch_facts(rule: Cutoff, promise: Batch, evidence: Evidence) -> list[tuple[str, str]]:
+    n = evidence.n
+    below = {"below": f"risk below {rule.risk!r}", "all": "all outside the sample", "none": "none"}[rule.keeps]
+    certify = promise.sample - promise.pilot
+    facts = [
+        ("kept", f"{rule.kept} of {n} machine labels, {100 * rule.kept / n:.1f} %  ({below})"),
+        ("experts", f"{promise.sample} items of the sample and {n - promise.sample - rule.kept} more"),
+        ("wrong labels", f"at most {wrong_allowed(promise.error, n)}, {as_written(promise.error)} of all items"),
+        ("confidence", f"{as_written(promise.confidence)} over the draw of the sample"),
+        (
+            "in the sample",
+            f"{round(evidence.empirical_risk * certify)} of {certify} wrong; cutoff after {promise.limit}",
+        ),
+    ]
+    if promise.draw > 1:
+        facts.append(("draws", f"the {promise.draw - 1} earlier of these items included"))
+    if evidence.missing_guardian_rows:
+        facts.append(("no verdict", f"{evidence.missing_guardian_rows} items of the sample, counted as wrong"))
+    return facts
+
+
+def batch_figure(certificate: "Certificate") -> str:
+    """Return the figure of a batch as SVG: wrong labels against items in the order of risk, and where keeping ends.
+
+    What is drawn is estimated from the sample, each of whose items stands for n / sample; nothing for another certificate.
+    """
+    rule, promise, n = certificate.rule, certificate.promise, certificate.n
+    if not (isinstance(rule, Cutoff) and isinstance(promise, Batch)):
+        return ""
+    items, certify = n - promise.pilot, promise.sample - promise.pilot
+    wrong = certificate.evidence.empirical_risk * items
+    points = [(place / n, (k + 1) / len(rule.wrong_at) * wrong / n) for k, place in enumerate(rule.wrong_at)]
+    kept, rest = rule.kept / n, n - rule.kept - promise.sample
+    caption = f"kept {rule.kept}, checked by experts {promise.sample}, left to experts {rest}"
+    cut = kept * items / max(items - certify, 1)
+    return html_steps(f"wrong labels, of items in the order of risk: {caption}", points, cut=cut, line=promise.error)
+
+
 def group_source_of(certificate: "Certificate") -> str | None:
     """Return what names the group of a live query, of a certificate by groups; None if nobody said."""
     if certificate.by is None or certificate.identities == "unbound":
@@ -876,6 +963,11 @@ class Certificate:
     def is_cascade(self) -> bool:
         """Whether several models are asked in turn."""
         return isinstance(self.rule, promises.Path)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is about a batch of items, not about queries to come."""
+        return isinstance(self.promise, Batch) or isinstance(self.rule, Cutoff)
 
     @property
     def guardian_sees(self) -> GuardianSees:
@@ -1207,11 +1299,16 @@ class Certificate:
         return self.path.stops(confidences, answers, draw(self.secret(), id))
 
     def refuse_cascade(self, *, source: str = "certificate") -> None:
-        """Refuse the certificate of a cascade where that of a pair is needed.
+        """Refuse the certificate of a cascade, or of a batch, where that of a pair is needed.
 
         Raises:
             CertificateError: it is one.
         """
+        if self.is_batch:
+            raise CertificateError(
+                f"{source}: is the certificate of a batch, which is about those items and decides no others; "
+                "`arbitrage batch`, verify and `certificate show` take it"
+            )
         if isinstance(self.rule, promises.Path):
             raise CertificateError(
                 f"{source}: is the certificate of a cascade, which verify, apply, ask, serve and `certificate show` take"
@@ -1228,6 +1325,8 @@ class Certificate:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what matters most as name and value pairs, for people."""
+        if isinstance(self.rule, Cutoff) and isinstance(self.promise, Batch):
+            return _batch_facts(self.rule, self.promise, self.evidence)
         return _path_facts(self, self.rule) if isinstance(self.rule, promises.Path) else _pair_facts(self)
 
     def further_facts(self) -> list[tuple[str, str]]:
@@ -1254,6 +1353,8 @@ class Certificate:
         )
 
     def _repr_html_(self) -> str:
+        if self.is_batch:
+            return html_table(self.facts()) + batch_figure(self) + html_paragraph(self.guarantee)
         of = "confidence" if self.evidence.router else "lead"
         rest = html_rule(self.relaxation, of=of) + html_paragraph(self.guarantee)
         return html_table([("status", self.status), *self.facts(), ("loss", self.loss.name)]) + rest

@@ -100,6 +100,38 @@ def html_interval(
     return _figure(title, 46 + 14 * max(1, len(named)), parts)
 
 
+def html_steps(title: str, points: Sequence[tuple[float, float]], *, cut: float, line: float) -> str:
+    """Return a curve of steps over [0, 1], the part before a cut in blue, with a horizontal line.
+
+    Args:
+        title: what is shown.
+        points: where each step ends, and its height there; both rise.
+        cut: where the blue part ends.
+        line: the height of the line.
+    """
+    top = max([line, 1e-9, *(height for _, height in points)]) * 1.1
+
+    def x(share: float) -> float:
+        return round(share * _WIDTH, 1)
+
+    def y(height: float) -> float:
+        return round(20 + (1 - height / top) * _ROOM, 1)
+
+    path = f"M0 {y(0)}" + "".join(f"H{x(place)}V{y(height)}" for place, height in points) + f"H{_WIDTH}"
+    bottom = 20 + _ROOM
+    parts = [
+        _text(0, 12, title),
+        f'<rect x="0" y="20" width="{x(cut)}" height="{_ROOM}" fill="{_BLUE}" fill-opacity="0.15"/>',
+        f'<path d="{path}" fill="none" stroke="{_BLUE}" stroke-width="1.5"/>',
+        _rectangle(0, y(line), _WIDTH, "currentColor", height=1),
+        _text(_WIDTH - 110, y(line) - 4, f"allowed {line:g}"),
+        _rectangle(x(cut), 20, 1.5, _GREY, height=_ROOM),
+        _text(0, bottom + 14, "kept"),
+        _text(x(cut) + 6, bottom + 14, "left to experts"),
+    ]
+    return _figure(title, bottom + 20, parts)
+
+
 def _figure(title: str, height: int, parts: Sequence[str]) -> str:
     label = escape(title, quote=True)
     return (

@@ -274,7 +274,42 @@ class Path(_Part, tag="path", frozen=True, kw_only=True):
         return "random"
 
 
-Rule = Threshold | ByGroup | Learned | Path
+class Cutoff(_Part, tag="cutoff", frozen=True, kw_only=True):
+    """Machine labels are kept where the risk is low; experts label the sample and the rest of a batch.
+
+    Attributes:
+        keeps: "below" the cutoff, in the order of (risk, tie), "all" or "none" of the items outside the sample.
+        risk: of the first item that is not kept; None unless `keeps` is "below".
+        tie: the draw that orders it among items of equal risk; None unless `keeps` is "below".
+        kept: how many machine labels are kept.
+        wrong_at: places of wrong items of the sample in the order of risk, from 0, for a figure: each, or some if many.
+    """
+
+    keeps: Literal["below", "all", "none"]
+    risk: float | None
+    tie: int | None
+    kept: int
+    wrong_at: tuple[int, ...] = ()
+
+    @property
+    def status(self) -> Status:
+        """Whether any machine label is kept."""
+        return "ok" if self.kept else "always_defer"
+
+    @property
+    def guardian_sees(self) -> GuardianSees:
+        """Experts answer by themselves."""
+        return "all"
+
+    @property
+    def boundary(self) -> Boundary:
+        """Draws order items of equal risk."""
+        return "random"
+
+
+LiveRule = Threshold | ByGroup | Learned | Path
+"""What can decide queries to come."""
+Rule = LiveRule | Cutoff
 
 
 # --- Promises ---
@@ -323,8 +358,38 @@ class PerSession(_Part, tag="session", frozen=True, kw_only=True):
     alpha: float
 
 
-# A promise for a whole batch of queries at once is one more class here, one sentence in words.py and its rows in NO_PROOF.
-Promise = Average | Confident | Dial | Cluster | PerSession
+class Batch(_Part, tag="batch", frozen=True, kw_only=True):
+    """With this probability over the draw of the sample, at most floor(error n) kept machine labels of a batch are wrong.
+
+    Attributes:
+        error: the largest share of all n items.
+        confidence: the probability, over all draws of a sample from these items.
+        level: the probability with which this one draw may fail.
+        sample: how many of the items were drawn for experts to label.
+        pilot: how many of them trained the score, and do not certify.
+        draw: which draw of a sample from these items it was, counted from 1.
+        limit: wrong items of the sample below the cutoff at most; -1 if the sample is too small to say anything.
+        chosen_after: whether error or confidence are others than those fixed before the draw, so that nothing is promised.
+    """
+
+    error: float
+    confidence: float
+    level: float
+    sample: int
+    limit: int
+    pilot: int = 0
+    draw: int = 1
+    chosen_after: bool = False
+
+    @property
+    def alpha(self) -> float:
+        """The largest share of wrong labels."""
+        return self.error
+
+
+LivePromise = Average | Confident | Dial | Cluster | PerSession
+"""What can be promised about queries to come."""
+Promise = LivePromise | Batch
 
 
 # --- Losses ---
@@ -415,6 +480,8 @@ class Own(_Bounded, tag="own", frozen=True, kw_only=True):
 
 
 LossTerms = Regret | Net | Own
+WRONG_LABEL = Regret(bound=1.0, zero_one=True, missing_guardian="worst_case")
+"""Of a batch: 1 for a machine label that differs from the expert's, or has no verdict to compare with."""
 
 
 # --- Evidence, provenance, and the place in a chain ---

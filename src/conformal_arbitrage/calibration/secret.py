@@ -82,6 +82,8 @@ Purpose = Literal[
     "record v1",
     "review v1",
     "looking v1",
+    "batch order v1",
+    "batch sample v1",
 ]
 SHORTEST_SECRET: Final = 16
 _REMEDY: Final = f"set {VARIABLE} to a long random text"
@@ -192,6 +194,16 @@ class ProjectSecret:
     def boundary_key(self) -> bytes:
         """The key behind the draws of boundary="random"."""
         return subkey(self.keys[0], "boundary v1")
+
+    @property
+    def order_key(self) -> bytes:
+        """The key behind the draws that order items of equal risk in a batch."""
+        return subkey(self.keys[0], "batch order v1")
+
+    @property
+    def sample_key(self) -> bytes:
+        """The key behind the samples drawn from batches; it has nothing to do with the order of items."""
+        return subkey(self.keys[0], "batch sample v1")
 
     @property
     def record_keys(self) -> tuple[bytes, ...]:

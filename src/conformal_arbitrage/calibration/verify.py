@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from conformal_arbitrage.calibration.batch import BatchLabels, certify_labels
 from conformal_arbitrage.calibration.calibrate import certify, has_ids
 from conformal_arbitrage.calibration.cascade import CascadeOptions, TunedChain, certify_chain, tune_chain
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions, group_source_of
@@ -207,7 +208,7 @@ class Verification:
 
 def verify(
     certificate: Certificate,
-    log: ScoreLog | ScoreParts | SparkTable | CascadeLog,
+    log: ScoreLog | ScoreParts | SparkTable | CascadeLog | BatchLabels,
     *,
     loss: Loss | None = None,
     engine: Engine | Executor | str | None = None,
@@ -218,7 +219,8 @@ def verify(
     Args:
         certificate: the certificate, with its key if it has one.
         log: the log it was made from, in memory, in parts or in Spark, binarized here if the certificate says so; or the
-            whole log of which `recommend` certified a part. Of a cascade, with the models that it was chosen among.
+            whole log of which `recommend` certified a part. Of a cascade, with the models that it was chosen among; of a
+            batch, its items with the experts' verdicts.
         loss: your own loss, if the certificate names one.
         engine: for a log in parts, where the work is done; by default threads on all cores.
         progress: is told about every pass over a log in parts.
@@ -226,6 +228,8 @@ def verify(
     Returns:
         An object with `ok` and `differences`, which is true if the certificate holds.
     """
+    if isinstance(log, BatchLabels):
+        return Verification(differences=certificate.differences(certify_labels(log)))
     if isinstance(log, CascadeLog):
         return Verification(differences=certificate.differences(_recomputed_cascade(certificate, log)))
     certificate.refuse_cascade()

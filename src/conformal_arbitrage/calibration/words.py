@@ -9,12 +9,16 @@ from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.promises import (
     Ancestry,
     Average,
+    Batch,
     ByGroup,
     Cluster,
     Confident,
+    Cutoff,
     Dial,
     Evidence,
     Learned,
+    LivePromise,
+    LiveRule,
     LossTerms,
     Net,
     Own,
@@ -33,6 +37,8 @@ def guarantee(
     rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, ancestry: Ancestry | None = None
 ) -> str:
     """Return the guarantee of one certificate as a paragraph, with what its chain adds to it, or takes from it."""
+    if isinstance(rule, Cutoff) or isinstance(promise, Batch):
+        return _batch_guarantee(rule, promise, evidence)
     if isinstance(rule, Path):
         text = _path_guarantee(rule, promise, loss, evidence)
     else:
@@ -44,6 +50,8 @@ def summary(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, a
     """Return the rule in a line, and the guarantee in three: promise, conditions, and what is not promised."""
     if ancestry is not None and ancestry.no_guarantee is not None:
         return f"There is no guarantee: {ancestry.no_guarantee}."
+    if isinstance(rule, Cutoff) or isinstance(promise, Batch):
+        return _batch_summary(rule, promise, evidence)
     if rule.status == "always_defer":
         whom = rule.guardian if isinstance(rule, Path) else "the Guardian"
         return (
@@ -58,7 +66,7 @@ def summary(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, a
     return "\n".join([_rule_line(rule, promise, evidence), *lines])
 
 
-def _rule_line(rule: Rule, promise: Promise, evidence: Evidence) -> str:
+def _rule_line(rule: LiveRule, promise: LivePromise, evidence: Evidence) -> str:
     """Return who answers when."""
     if isinstance(rule, Path):
         chain = chain_text((*rule.chain.models, rule.guardian))
@@ -82,10 +90,83 @@ def as_written(value: float) -> str:
     return short if float(short) == value else repr(value)
 
 
+# --- A batch ---
+
+
+def _batch_guarantee(rule: Rule, promise: Promise, evidence: Evidence) -> str:
+    """Return the promise about one batch of items; about any other pair of rule and promise there is none."""
+    if not (isinstance(rule, Cutoff) and isinstance(promise, Batch)):
+        return ""
+    if promise.chosen_after:
+        return (
+            "There is no guarantee: error or confidence are not those that were fixed before the sample was drawn, and one "
+            "chosen after the labels can be chosen by them."
+        )
+    n, certify = evidence.n, promise.sample - promise.pilot
+    earlier = "the draw" if promise.draw == 1 else _EARLIER_DRAWS.format(earlier=promise.draw - 1)
+    allowed = f"{as_written(promise.error)} of all {n} items, rounded down"
+    sentences = [
+        f"Experts label {promise.sample} of these {n} items, drawn without replacement, all subsets alike. If items, "
+        "machine labels, risks, error, confidence and the size of the sample were fixed before the draw, and an expert's "
+        "verdict does not depend on an item's being in the sample, then with probability at least "
+        f"{as_written(promise.confidence)} over {earlier}, at most {wrong_allowed(promise.error, n)} of the {rule.kept} "
+        f"machine labels that are kept ({allowed}) differ from what the experts would say.",
+        "Nothing is assumed about the items, the machine or its confidence.",
+        _KEEPS[rule.keeps].format(risk=repr(rule.risk)),
+        _PILOT.format(pilot=promise.pilot) if promise.pilot else "",
+        f"Of the {certify} items that certify, {evidence.missing_guardian_rows} without a verdict count as wrong.",
+        "Experts are the truth here; an item that no expert can label is delivered as undecided and not counted. Nothing is "
+        "promised for a subgroup or for any other item.",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _batch_summary(rule: Rule, promise: Promise, evidence: Evidence) -> str:
+    if not (isinstance(rule, Cutoff) and isinstance(promise, Batch)):
+        return ""
+    n, experts = evidence.n, evidence.n - rule.kept
+    says = f"{rule.kept} of {n} machine labels are kept ({100 * rule.kept / n:.1f} %); experts label {experts} items."
+    if promise.chosen_after:
+        return f"{says}\nThere is no guarantee: error or confidence were not fixed before the draw."
+    return "\n".join(
+        [
+            says,
+            f"Promise: with probability {as_written(promise.confidence)} at most {wrong_allowed(promise.error, n)} of those "
+            "kept differ from what the experts would say.",
+            "Conditions: all was fixed before the draw but the verdicts, and these do not depend on it.",
+            "Not promised: anything about a part of these items, or about others.",
+        ]
+    )
+
+
+_PILOT = (
+    "{pilot} of the drawn items, set beforehand, trained the score by which the others are ordered; they have the experts' "
+    "labels and do not certify."
+)
+
+
+def wrong_allowed(error: float, n: int) -> int:
+    """Return how many wrong labels may be kept among n items: floor(error n), with error as the decimal it is written as."""
+    return int(as_fraction(error, name="error") * n)
+
+
+_EARLIER_DRAWS = "this draw and the {earlier} earlier of samples from these items, for all of them together"
+_KEEPS = {
+    "none": "No machine label is kept: experts label every item.",
+    "all": "Every machine label outside the sample is kept.",
+    "below": (
+        "A machine label is kept if its item is outside the sample and comes before risk {risk}, items of equal risk in the "
+        "order of keyed draws that have nothing to do with the sample; experts label the rest."
+    ),
+}
+
+
 # --- A pair ---
 
 
-def _pair_guarantee(rule: Threshold | ByGroup | Learned, promise: Promise, loss: LossTerms, evidence: Evidence) -> str:
+def _pair_guarantee(
+    rule: Threshold | ByGroup | Learned, promise: LivePromise, loss: LossTerms, evidence: Evidence
+) -> str:
     router = evidence.router
     described = _described(loss, router=router, session=isinstance(promise, PerSession))
     absent = _counted_without_guardian(loss.missing_guardian)
@@ -111,7 +192,7 @@ def _pair_guarantee(rule: Threshold | ByGroup | Learned, promise: Promise, loss:
     return " ".join([*parts, absent, not_promised])
 
 
-def _promised(rule: Threshold | ByGroup | Learned, promise: Promise, loss: LossTerms, n: int) -> str:
+def _promised(rule: Threshold | ByGroup | Learned, promise: LivePromise, loss: LossTerms, n: int) -> str:
     """Return the sentence of a promise."""
     if isinstance(rule, ByGroup):
         return _groups_promise(rule, promise, rows_needed(promise.alpha, loss.bound))
@@ -132,7 +213,7 @@ def _promised(rule: Threshold | ByGroup | Learned, promise: Promise, loss: LossT
             return _session_promise(alpha, n)
 
 
-def _groups_promise(rule: ByGroup, promise: Promise, fewest: int) -> str:
+def _groups_promise(rule: ByGroup, promise: LivePromise, fewest: int) -> str:
     """Return the sentence of a certificate by groups; those of fewer rows may share a threshold."""
     alpha, merged = promise.alpha, rule.small_groups == "merge"
     confident = isinstance(promise, Confident)
@@ -141,7 +222,7 @@ def _groups_promise(rule: ByGroup, promise: Promise, fewest: int) -> str:
     return f"{sentence}{shared} {_group_list(rule.by, rule.groups, fewest if merged else 0)}"
 
 
-def _spread(promise: Promise, loss: LossTerms, evidence: Evidence) -> float:
+def _spread(promise: LivePromise, loss: LossTerms, evidence: Evidence) -> float:
     """Return how far the long-run loss of one certificate typically lies from alpha."""
     if evidence.spread is not None:
         return evidence.spread
@@ -149,7 +230,7 @@ def _spread(promise: Promise, loss: LossTerms, evidence: Evidence) -> float:
     return sqrt(promise.alpha * (loss.bound - promise.alpha) * size / evidence.n)
 
 
-def _bounded(rule: Rule, promise: Promise, loss: LossTerms) -> str:
+def _bounded(rule: LiveRule, promise: LivePromise, loss: LossTerms) -> str:
     """Return what is promised, in a line."""
     alpha, group = as_written(promise.alpha), ""
     if isinstance(rule, ByGroup):
@@ -170,7 +251,7 @@ def _bounded(rule: Rule, promise: Promise, loss: LossTerms) -> str:
             return f"the expected loss{counted} of the next {unit}{group} is at most {alpha}"
 
 
-def _conditions(promise: Promise, n: int) -> str:
+def _conditions(promise: LivePromise, n: int) -> str:
     """Return under which conditions a promise holds, in a line."""
     rows = f"{promise.clusters} clusters" if isinstance(promise, Cluster) else f"{n} rows"
     drawn = " (independent draws of it)" if isinstance(promise, Confident | Dial) else ""
@@ -178,7 +259,7 @@ def _conditions(promise: Promise, n: int) -> str:
     return f"traffic, models and settings stay as in these {rows}{drawn}; {fixed} fixed before anyone looked at them"
 
 
-def _left_open(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence) -> str:
+def _left_open(rule: LiveRule, promise: LivePromise, loss: LossTerms, evidence: Evidence) -> str:
     """Return what is not promised, in a line."""
     parts = "parts of a group" if isinstance(rule, ByGroup) else "parts of the traffic"
     limits = f"a limit for single questions, {parts} or changed traffic"
@@ -214,7 +295,7 @@ def _loss(loss: LossTerms, *, router: bool) -> str:
     return f"The loss is {what}; it is assumed to lie in [0, {as_written(loss.bound)}]."
 
 
-def _router_rule(rule: Threshold | ByGroup, promise: Promise, score_digits: int) -> str:
+def _router_rule(rule: Threshold | ByGroup, promise: LivePromise, score_digits: int) -> str:
     relaxation = rule.relaxation if isinstance(rule, Threshold) else None
     if isinstance(promise, PerSession):
         return _SESSION_RULE.format(relaxation=repr(relaxation), digits=score_digits)
@@ -483,7 +564,7 @@ def chain_text(models: Sequence[str]) -> str:
     return " > ".join(models)
 
 
-def _path_guarantee(rule: Path, promise: Promise, loss: LossTerms, evidence: Evidence) -> str:
+def _path_guarantee(rule: Path, promise: LivePromise, loss: LossTerms, evidence: Evidence) -> str:
     alpha, n, guardian, net = as_written(promise.alpha), evidence.n, rule.guardian, isinstance(loss, Net)
     if rule.status == "always_defer":
         return (
@@ -564,7 +645,7 @@ def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _in_chain(text: str, ancestry: Ancestry, rule: Rule, promise: Promise) -> str:
+def _in_chain(text: str, ancestry: Ancestry, rule: LiveRule, promise: LivePromise) -> str:
     """Return the guarantee of one certificate together with what its chain adds to it, or takes from it."""
     alpha, relaxation = promise.alpha, rule.relaxation if isinstance(rule, Threshold) else None
     if ancestry.step == "after looking":
@@ -580,7 +661,7 @@ def _in_chain(text: str, ancestry: Ancestry, rule: Rule, promise: Promise) -> st
     return " ".join(parts)
 
 
-def _chain_promise(rule: Rule, promise: Promise) -> str:
+def _chain_promise(rule: LiveRule, promise: LivePromise) -> str:
     alpha, whose = as_written(promise.alpha), "decision of a group" if isinstance(rule, ByGroup) else "decision"
     if isinstance(promise, Confident | Dial):
         return _CONFIDENT_CHAIN.format(alpha=alpha, confidence=as_written(promise.confidence), whose=whose)

@@ -200,7 +200,9 @@ def hypergeometric_limit(items: int, allowed: int, sample: int, delta: Fraction)
     low, high = -1, sample
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if _is_tail_within(middle, items, allowed + middle + 1, sample, delta) else (low, middle)
+        low, high = (
+            (middle, high) if _is_tail_within(middle, items, allowed + middle + 1, sample, delta) else (low, middle)
+        )
     return low
 
 

@@ -1,0 +1,66 @@
+"""Batch certificates keep their promise for the worst piles of items, by simulation of the draw; planted bugs do not."""
+
+from fractions import Fraction
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage.calibration import batch
+from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels
+from conformal_arbitrage.core.bounds import hypergeometric_limit
+
+ITEMS, SAMPLE, ERROR, LEVEL, DRAWS = 2000, 300, 0.05, 0.05, 20_000
+ALLOWED = 100
+
+
+def piles():
+    """Return piles of items in which wrong labels are as dangerous as they can be: (risk, wrong) by name."""
+    rng = np.random.default_rng(3)
+    limit = hypergeometric_limit(ITEMS, ALLOWED, SAMPLE, Fraction(str(LEVEL)))
+    ordered, just_above = np.arange(ITEMS, dtype=float), ALLOWED + limit + 1
+
+    def wrong(items):
+        pattern = np.zeros(ITEMS)
+        pattern[items] = 1.0
+        return pattern
+
+    return {
+        "a useless score": (rng.random(ITEMS), wrong(rng.permutation(ITEMS)[:200])),
+        "all errors most confident": (ordered, wrong(np.arange(400))),
+        "errors just above": (ordered, wrong(np.arange(just_above))),
+        "one score for all": (np.zeros(ITEMS), wrong(np.arange(just_above))),
+        "few errors": (ordered, wrong(np.arange(ALLOWED + 1))),
+    }
+
+
+def failed_share(risk, wrong, *, draws=DRAWS, seed=0, shift=0):
+    """Return how often more wrong labels are kept than allowed."""
+    rng, failed = np.random.default_rng(seed), 0
+    labelled = np.ones(ITEMS, bool)
+    for _ in range(draws):
+        rows = batch.first_words(rng.integers(1 << 62, size=ITEMS), SAMPLE)
+        draw = BatchDraw(items=ITEMS, rows=rows, error=ERROR, level=LEVEL, confidence=1 - LEVEL)
+        labels = BatchLabels(risk=risk, labelled=labelled, draw=draw, wrong=wrong[rows])
+        bad = rows[wrong[rows] == 1]
+        rule = batch.find_cutoff(labels, bad, draw.limit + shift, ALLOWED)
+        failed += wrong[labels.kept(rule)].sum() > ALLOWED
+    return failed / draws
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", piles())
+def test_the_promise_is_kept(name):
+    assert failed_share(*piles()[name]) <= LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / DRAWS)
+
+
+def test_the_level_is_spent_and_two_wrong_items_more_are_caught():
+    """The worst pile for a limit of k has floor(e N) + k + 1 wrong labels, all of them the most confident."""
+    shares = {}
+    for shift in (0, 2):
+        risk, wrong = piles()["errors just above"]
+        more = wrong.copy()
+        more[np.flatnonzero(wrong == 0)[:shift]] = 1.0
+        shares[shift] = failed_share(risk, more, draws=2000, shift=shift)
+    noise = 3 * sqrt(LEVEL * (1 - LEVEL) / 2000)
+    assert LEVEL / 2 - noise < shares[0] <= LEVEL + noise < shares[2]
