@@ -1,0 +1,119 @@
+"""Every column of every table, changed once by SQL alone: it is found, or SECURITY.md says what the change can do."""
+
+import asyncio
+import contextlib
+import re
+import sqlite3
+from pathlib import Path
+
+from conformal_arbitrage.errors import StoreError
+from conformal_arbitrage.store import integrity, keys, open_store, outbox, policies
+from conformal_arbitrage.store.schema import create_tables
+from conformal_arbitrage.store.session import SQLITE, Seals, Session
+from tests.gateway.durability import OURS, run_sql
+from tests.store.everything import KEYS, fill
+
+SECURITY = Path(__file__).parents[2] / "SECURITY.md"
+
+
+def columns():
+    """All columns of the schema, with their types."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    create_tables(Session(connection, SQLITE, Seals()))
+    names = connection.execute(
+        "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
+    ).fetchall()
+    return {
+        f"{table}.{row[1]}": row[2].lower()
+        for (table,) in names
+        for row in connection.execute(f"pragma table_info({table})").fetchall()
+    }
+
+
+COLUMNS = columns()
+
+
+def exceptions():
+    """The columns that SECURITY.md lists as unprotected, with `*` for the rest of a table."""
+    [section] = re.findall(r"## What is not sealed\n(.*?)(?=\n## |\Z)", SECURITY.read_text(), re.DOTALL)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE)
+    named = set()
+    for table, listed in rows:
+        names = re.findall(r"`(\w+)`", listed)
+        named |= {f"{table}.{name}" for name in names} or {name for name in COLUMNS if name.startswith(f"{table}.")}
+    return named
+
+
+def changed(value, kind):
+    """Another value of the same type."""
+    if kind == "blob":
+        return bytes(value or b"") + b"x"
+    return f"{value or ''}x" if kind == "text" else (value or 0) + 1000
+
+
+class Database:
+    """Where a single value of a row can be changed and put back."""
+
+    def __init__(self, where):
+        if where.startswith("postgres"):
+            import psycopg
+
+            self._connection, self._mark, self._row = psycopg.connect(where, autocommit=True), "%s", "ctid"
+        else:
+            self._connection = sqlite3.connect(where, isolation_level=None, timeout=30)
+            self._mark, self._row = "?", "rowid"
+
+    def change(self, name, kind):
+        """Change a value of the row that was written first; return what puts it back."""
+        table, column = name.split(".")
+        select = f"select {column}, {self._row} from {table} order by {self._row} limit 1"
+        [(before, row)] = self._connection.execute(select).fetchall()
+        after = changed(before, kind)
+        update = f"update {table} set {column} = {self._mark} where {self._row} = {self._mark}"
+        self._connection.execute(update, (after, row))
+        back = f"update {table} set {column} = {self._mark} where {column} = {self._mark}"  # the row may have moved
+        return lambda: self._connection.execute(back, (before, after))
+
+    def close(self):
+        self._connection.close()
+
+
+async def finds(where):
+    """What `verify`, or loading, says."""
+    try:
+        store = await open_store(where, keys=KEYS, migrating=False)
+    except StoreError as error:
+        return [str(error)]
+    try:
+        with contextlib.suppress(StoreError):
+            history = await store.run(policies.history, "support")
+            return [
+                *await integrity.verify(store),
+                *(f"key {key.id}" for key in await store.run(keys.list_all) if not key.intact),
+                *(f"policy {version.name}" for version in history if not version.intact),
+                *(f"delivery {sent.id}" for sent in await store.run(outbox.deliveries) if not sent.intact),
+                *(["secret"] if await store.run(integrity.secret_fingerprint) not in OURS.fingerprints else []),
+            ]
+        return ["refused"]
+    finally:
+        await store.close()
+
+
+def test_every_column_that_is_changed_is_found_or_listed_in_security_md(where):
+    asyncio.run(fill(where))
+    assert asyncio.run(finds(where)) == []
+    database, unfound = Database(where), set()
+    for name, kind in COLUMNS.items():
+        restore = database.change(name, kind)
+        if not asyncio.run(finds(where)):
+            unfound.add(name)
+        restore()
+    database.close()
+    assert asyncio.run(finds(where)) == []
+    assert unfound == exceptions()
+
+
+def test_a_trigger_that_writes_other_columns_is_found_like_an_edit(where):
+    asyncio.run(fill(where))
+    run_sql(where, "update ledger set loss = 0.0")
+    assert any("row 2 of its ledger is not what was written" in fault for fault in asyncio.run(finds(where)))
