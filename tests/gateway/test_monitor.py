@@ -108,14 +108,37 @@ def test_a_guardian_that_keeps_failing_is_amber_as_served_and_never_red(house, m
 
 
 def test_requests_that_name_a_session_count_once_an_hour(house):
-    gateway = house(policy=AUDITED)
+    gateway = house(policy={**AUDITED, "session": "arbitrage.session"})
     for name in ("one", "one", "two"):
         gateway.chat({**MENU, "arbitrage": {**MENU["arbitrage"], "session": name}})
     for _ in range(2):
         gateway.chat({**MENU, "user": "somebody"})
     gateway.chat(MENU)
-    assert len(settled(gateway, 4)) == 4
+    assert len(settled(gateway, 5)) == 5
     assert len(gateway.records()) == 6
+    assert until(lambda: monitor(gateway)["audits"]["collapsed"]) == 1
+
+
+def wrong_answers_of_one_user(house, **policy):
+    gateway = house(policy={**AUDITED, **policy})
+    for _ in range(40):
+        gateway.chat({**MENU, "user": "everybody", "arbitrage": {**MENU["arbitrage"], "session": "always"}})
+    return gateway
+
+
+def test_a_constant_user_or_session_cannot_merge_audits(house):
+    gateway = wrong_answers_of_one_user(house)
+    assert until(lambda: monitor(gateway)["state"] == "red", 60)
+    assert monitor(gateway)["audits"]["collapsed"] == 0
+
+
+@pytest.mark.parametrize("session", ["user", "arbitrage.session"])
+def test_draws_that_fall_into_one_session_turn_a_policy_amber_which_says_why(house, session):
+    gateway = wrong_answers_of_one_user(house, session=session)
+    shown = until(lambda: (doc := monitor(gateway)).get("state") == "amber" and doc, 60)
+    assert shown["audits"]["collapsed"] in (38, 39)  # the hour may end meanwhile
+    assert "draws fell into sessions that had an audit within the hour" in " ".join(shown["reasons"])
+    assert "collapsed" in gateway.get("/metrics").text
 
 
 def test_grades_settle_free_text_once_the_guardian_has_answered(house):

@@ -136,6 +136,8 @@ def test_a_session_counts_once_in_an_hour_and_a_decision_once_at_all(store):
         rows = await store.run(stored_ledger.changes, KEY, 0)
         assert [row.id for row in rows] == [first, other, *plain]
         assert [row.seq for row in rows] == [1, 2, 3, 4]
+        [ledger] = await store.run(stored_ledger.ledgers)
+        assert ledger.collapsed == (await store.run(stored_ledger.read, KEY)).collapsed == 1
 
     asyncio.run(work())
 

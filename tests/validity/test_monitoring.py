@@ -11,6 +11,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.gateway.decider import Decider
+from conformal_arbitrage.monitoring import monitor
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence, merge_blocks
 from conformal_arbitrage.monitoring.guard import Guard
 from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
@@ -180,6 +181,46 @@ def test_blocks_blunt_sessions_and_single_losses_are_caught():
     assert audited.mean() == pytest.approx(ALPHA, abs=0.002)
     assert alarms(audited) <= most(0.05, runs)
     assert alarms(audited, size=1) > most(0.05, runs)
+
+
+def ever_collapsing(lengths, rate, looks=None):
+    """Return the share of runs in which draws of sessions with so many decisions an hour, runs x sessions, turn amber."""
+    rng = np.random.default_rng(17)
+    draws = rng.binomial(lengths, rate)
+    audits, draws = (draws > 0).cumsum(axis=1), draws.cumsum(axis=1)
+    pairs = zip(audits.tolist(), draws.tolist(), strict=True)
+    return np.mean([
+        any(monitor.is_collapsing(*counts, rate) for counts in zip(*run, strict=True)) for run in pairs
+    ])  # fmt: skip
+
+
+def natural_sessions(runs=100, sessions=1000):
+    return np.minimum(np.random.default_rng(18).geometric(1 / 6, (runs, sessions)), 30)
+
+
+RATES = (0.01, 0.05, 0.2, 1.0)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_natural_sessions_stay_green(rate, monkeypatch):
+    assert ever_collapsing(natural_sessions(), rate) == 0
+    assert ever_collapsing(np.full((100, 1000), monitor.LONGEST_SESSION), rate) <= 0.05
+    monkeypatch.setattr(monitor, "LONGEST_SESSION", 2)  # the planted bug: two decisions an hour are a session already
+    assert ever_collapsing(natural_sessions(), rate) > 0.5
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_draws_that_share_few_sessions_turn_amber_within_the_documented_number(rate, monkeypatch):
+    """One user for all requests, ten users, and one user for half of them beside natural sessions."""
+    documented = 40
+    merged = np.full((100, 1), round(documented / rate))
+    few = np.full((100, 10), round(10 * documented / rate))
+    mixed = natural_sessions()
+    mixed[:, ::100] = round(1000 / rate)
+    for lengths in (merged, few, mixed):
+        assert ever_collapsing(lengths, rate) >= 0.99
+    monkeypatch.setattr(monitor, "is_collapsing", lambda audits, draws, _: audits == 0 and draws > 0)  # the planted bug
+    assert ever_collapsing(merged, rate) == 0
 
 
 def test_a_restart_loses_nothing_and_a_lost_state_is_caught():

@@ -49,7 +49,7 @@ class _LossGauges:
             if line is not None and log is not None:
                 self.line.labels(*labels, name).set(line)
                 self.evidence.labels(*labels, name).set(as_evidence(log))
-        for name in ("known", "pending", "missing"):
+        for name in ("known", "pending", "missing", "collapsed"):
             self.rows.labels(*labels, name).set(getattr(figures, name))
         self.lower.labels(*labels).set(standing.limits[0])
         self.upper.labels(*labels).set(standing.limits[1])

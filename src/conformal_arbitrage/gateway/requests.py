@@ -657,7 +657,7 @@ class DecisionRoutes:
         else:
             questions = [ChatRequest(chat.body, id=new_id(), group=group if settings.sticky is None else None)]
         whole = shape.streamed if chat.stream else shape.whole
-        user = chat.body.get("user")
+        name = chat.body.get("user") if settings.session == "user" else chat.session
         return Asked(
             route=route,
             content=content,
@@ -669,7 +669,7 @@ class DecisionRoutes:
             live=partial(shape.live, policy) if chat.stream and menu is None else None,
             streams=chat.stream,
             session=chat.session,
-            conversation=chat.session or (user if isinstance(user, str) else None),
+            conversation=name if settings.session is not None and isinstance(name, str) else None,
         )
 
     def _policy_of(self, caller: Caller, model: str) -> LivePolicy:

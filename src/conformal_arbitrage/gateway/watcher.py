@@ -129,10 +129,15 @@ class Watcher:
 
     async def _behind(self, live: LivePolicy, watches: Sequence[LedgerWatch]) -> list[LedgerWatch]:
         """Return the ledgers that may have news: of many, one query tells which."""
-        if len(watches) <= 1:
+        if len(watches) <= 1 and live.settings.session is None:
             return list(watches)
-        newest = {stored.key: stored.change for stored in await self._store.run(ledger.ledgers, live.name)}
-        return [watch for watch in watches if watch.is_behind(newest.get(watch.key, 0))]
+        newest = dict.fromkeys((watch.key for watch in watches), 0)
+        for stored in await self._store.run(ledger.ledgers, live.name):
+            newest[stored.key] = stored.change
+            for watch in watches:
+                if watch.key == stored.key:
+                    watch.monitor.collapsed = stored.collapsed
+        return [watch for watch in watches if watch.is_behind(newest[watch.key])]
 
     def _put(self, live: LivePolicy, changed: LivePolicy) -> None:
         """Put a policy in force that changed while its version stays."""

@@ -242,6 +242,8 @@ def _service_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
         return "max_decisions", f"max_decisions must be 1 or more; got {policy.max_decisions!r}"
     if not 0 < policy.fresh_days < float("inf"):
         return "fresh_days", f"fresh_days must be above 0 days and finite; got {policy.fresh_days!r}"
+    if policy.session is not None and policy.sticky is not None:
+        return "session", "session is for single decisions; with sticky whole sessions are decided, so leave it out"
     if policy.guard and not (policy.audit_rate > 0 and policy.mode == "enforce"):
         return "guard", 'guard = true learns from audits: set audit_rate above 0 with mode = "enforce", or leave it out'
     return None
@@ -410,6 +412,8 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         strict: in text form, refuse a request whose settings, tools or schemas are not those that were calibrated on,
             instead of answering it without a guarantee.
         callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
+        session: where a request names its session, whose audited decisions count once an hour since neighbours are alike:
+            "arbitrage.session", or "user". Unless set, every one counts; so callers cannot merge their own.
         sticky: "session" lets the first turn of a session choose the model for all its turns; free text only.
         session_idle: seconds after its last turn when a session is over.
         log: the log that the certificate was made from; its rows are kept for the first renewal.
@@ -441,6 +445,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     expose: Literal["id", "full"] = "id"
     strict: bool = False
     callers_grade: bool = False
+    session: Literal["arbitrage.session", "user"] | None = None
     sticky: Literal["session"] | None = None
     session_idle: float = 3600.0
     log: str | None = None

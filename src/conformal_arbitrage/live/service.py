@@ -410,6 +410,7 @@ class LedgerWatch:
 
     def _take_all(self, rows: LedgerRows) -> None:
         self.monitor = Monitor.from_ledger(self.lines, rows.loss, rows.due, audit_rate=self.monitor.audit_rate)
+        self.monitor.collapsed = rows.collapsed
         self._differing = set((np.flatnonzero(rows.served_otherwise) + 1).tolist())
         self._cursor = rows.change
         self._tell_guard(self.known.take_all(rows))
@@ -461,7 +462,9 @@ def standing_document(standing: Standing, served: ServedFigure | None) -> dict[s
         "reasons": list(standing.reasons),
         "cause": standing.cause,
         "audit_rate": figures.audit_rate,
-        "audits": {"known": figures.known, "pending": figures.pending, "missing": figures.missing},
+        "audits": {
+            "known": figures.known, "pending": figures.pending, "missing": figures.missing, "collapsed": figures.collapsed,
+        },
         "mean_loss": standing.mean,
         "limits": list(standing.limits),
         "known_limits": None if standing.known_limits is None else list(standing.known_limits),
@@ -649,6 +652,7 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
     if ledger.lines is not None:
         rows = ledger.rows
         monitor = Monitor.from_ledger(ledger.lines, rows.loss, rows.due, audit_rate=settings.audit_rate)
+        monitor.collapsed = rows.collapsed
         served = served_figure(rows, ledger.lines, now) if rows.served_otherwise.any() else None
         failing = served is not None and served.above_alpha
         own = alarm if alarm is not None and (alarm.group or "") in ("", ledger.key.group) else None

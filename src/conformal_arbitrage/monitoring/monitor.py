@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import Literal
 
 import numpy as np
@@ -24,6 +24,8 @@ SEVERITY: tuple[State, ...] = ("red", "amber", "blind", "no evidence", "within c
 """The states of several ledgers of one policy, the one that matters most first: the policy is in that of the worst."""
 FEWEST_KNOWN = 11
 """Fewer known audits than this over a say nothing."""
+LONGEST_SESSION = 30
+"""More decisions an hour than this are not taken for a session whose decisions are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class Figures:
         known: audits with a known loss.
         pending: audits whose outcome is not due yet.
         missing: audits whose outcome is overdue.
+        collapsed: draws that are no audits because their session had one in the same hour.
         log_evidence: against alpha and against the red line, now; the second is None without a red line.
         log_peak: the largest it has ever been on this ledger.
         within_alpha: whether the upper limit of the running mean is at most alpha.
@@ -51,6 +54,12 @@ class Figures:
     log_peak: tuple[float, float | None]
     within_alpha: bool
     within_red: bool
+    collapsed: int = 0
+
+    @property
+    def draws(self) -> int:
+        """How many decisions the coin drew."""
+        return self.known + self.pending + self.missing + self.collapsed
 
     @property
     def crossed(self) -> bool:
@@ -135,7 +144,7 @@ def _red_reason(cause: Cause | None) -> str:
 
 
 def _amber_reasons(figures: Figures, cause: Cause | None, guardian_fails: bool, stale: str | None) -> tuple[str, ...]:
-    audits = figures.known + figures.pending + figures.missing
+    audits = figures.draws - figures.collapsed
     allowed = figures.lines.alpha / 2
     failing = cause == "failing audits"
     reasons = {
@@ -144,19 +153,44 @@ def _amber_reasons(figures: Figures, cause: Cause | None, guardian_fails: bool, 
         "the loss may be above the red line": _reaches(figures.log_evidence[1], LOG_EARLY),
         f"more than {100 * allowed:.3g} % of the audits have no outcome": figures.missing > allowed * audits,
         "the Guardian fails: the loss of delivered answers is above alpha": guardian_fails,
+        f"{figures.collapsed} of {figures.draws} draws fell into sessions that had an audit within the hour, more than "
+        f"sessions of {LONGEST_SESSION} decisions an hour explain: their losses are not seen": is_collapsing(
+            audits, figures.draws, figures.audit_rate
+        ),
     }
     return (*(text for text, holds in reasons.items() if holds), *([] if stale is None else [stale]))
 
 
 def _blind_reasons(figures: Figures) -> tuple[str, ...]:
     needed = ceil(FEWEST_KNOWN / figures.lines.alpha)
+    others = f"; {figures.collapsed} more draws fell into sessions that had an audit" if figures.collapsed else ""
     unknown = figures.pending + figures.missing
     reasons = {
         "no decision is audited: the audit rate is 0": figures.audit_rate <= 0,
-        f"too few audits: {figures.known} of the {needed} needed are known": figures.known < needed,
+        f"too few audits: {figures.known} of the {needed} needed are known{others}": figures.known < needed,
         "more than half of the audits have no outcome yet": unknown > figures.known,
     }
     return tuple(text for text, holds in reasons.items() if holds)
+
+
+def is_collapsing(audits: int, draws: int, rate: float) -> bool:
+    """Tell whether more draws share an audit than sessions of at most `LONGEST_SESSION` decisions an hour explain.
+
+    The coin draws r m of the m decisions of a session and hour, and one is audited with probability 1 - (1 - r)^m. The
+    ratio of the two grows with m, so whatever the mix of sessions of at most M, E[draws] <= c E[audits] with
+    c = r M / (1 - (1 - r)^M). What chance adds is allowed for by four standard deviations at sessions of M.
+
+    Args:
+        audits: rows of the ledger.
+        draws: the same, and those without a row of their own.
+        rate: of the coin.
+    """
+    if draws <= audits or rate <= 0:
+        return False
+    drawn, none = rate * LONGEST_SESSION, (1 - rate) ** LONGEST_SESSION
+    per_audit = drawn / (1 - none)
+    variance = drawn * (1 - rate) + per_audit**2 * none * (1 - none) - 2 * per_audit * drawn * none
+    return draws - per_audit * audits > 4 * sqrt(max(variance, 0.0) * draws / drawn)
 
 
 def _reaches(log_evidence: float | None, enough: float) -> bool:
@@ -317,12 +351,14 @@ class Monitor:
 
     Attributes:
         lines: what the ledger is watched against.
-        audit_rate: the share of decisions that the coin draws now; only whether it is 0 matters.
+        audit_rate: the share of decisions that the coin draws now.
+        collapsed: draws that are no audits because their session had one in the same hour.
     """
 
     def __init__(self, lines: Lines, *, audit_rate: float = 1.0) -> None:
         self.lines = lines
         self.audit_rate = audit_rate
+        self.collapsed = 0
         self._process = EvidenceProcess(lines.levels)
         self._cells = np.full(0, _ABSENT, dtype=np.int64)  # ticks of a known loss, or why there are none
         self._totals = np.zeros(0, dtype=np.int64)  # of each block, pending as 0 and missing as 1, in ticks
@@ -472,6 +508,7 @@ class Monitor:
             known=self._rows - self._pending - self._missing,
             pending=self._pending,
             missing=self._missing,
+            collapsed=self.collapsed,
             log_evidence=(last[0], None if red is None else last[1]),
             log_peak=(peak[0], None if red is None else peak[1]),
             within_alpha=worst.below(self.lines.levels[0]),

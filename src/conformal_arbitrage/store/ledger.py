@@ -98,6 +98,7 @@ class LedgerRows:
         known_order: 0 while the loss is unknown.
         known_at: NaN while it is unknown.
         change: the cursor from which `ledger_changes` goes on.
+        collapsed: how many draws have no row because their session had one.
     """
 
     drawn: Floats
@@ -108,6 +109,7 @@ class LedgerRows:
     known_order: Integers
     known_at: Floats
     change: int
+    collapsed: int = 0
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float | int | None]], change: int) -> "LedgerRows":
@@ -115,12 +117,12 @@ class LedgerRows:
         return cls.of_columns(np.ascontiguousarray(np.array(rows, dtype=np.float64).reshape(-1, 7).T), change)
 
     @classmethod
-    def of_columns(cls, columns: Floats, change: int) -> "LedgerRows":
+    def of_columns(cls, columns: Floats, change: int, collapsed: int = 0) -> "LedgerRows":
         """Build the arrays from the same seven values, each of all rows, with NaN for what is unknown."""
         drawn, due, loss, served, undelivered, order, known_at = columns
         return cls(
             drawn=drawn, due=due, loss=loss, served=served, delivered=undelivered == 0, known_at=known_at, change=change,
-            known_order=np.nan_to_num(order).astype(np.int64),
+            known_order=np.nan_to_num(order).astype(np.int64), collapsed=collapsed,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -138,12 +140,20 @@ class LedgerRows:
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
-    """A ledger that exists: its key, how many rows it has, how many losses are known, and its newest change."""
+    """A ledger that exists.
+
+    Attributes:
+        key: which.
+        rows, known: how many rows it has, and how many losses are known.
+        change: its newest.
+        collapsed: as in `LedgerRows`.
+    """
 
     key: LedgerKey
     rows: int
     known: int
     change: int
+    collapsed: int
 
 
 class LedgerNews(Struct, frozen=True, kw_only=True):
@@ -188,9 +198,12 @@ _SEALED = f"{_ROW}, slot, seal"
 
 
 def write_row(session: Session, id: str, row: NewRow) -> None:
-    """Write a row with the next number of its ledger, unless its decision or its slot has one."""
+    """Write a row with the next number of its ledger, unless its decision has one; or its slot, which is counted."""
     number = _lock(session, row.key)
-    if session.rows("select 1 from ledger where id = ? or (ledger = ? and slot = ?)", id, number, row.slot):
+    rows = session.rows("select id from ledger where id = ? or (ledger = ? and slot = ?)", id, number, row.slot)
+    if rows:
+        if (id,) not in {tuple(earlier) for earlier in rows}:
+            session.run("update ledgers set collapsed = collapsed + 1 where number = ?", number)
         return
     loss = None if row.loss is None else float(row.loss)
     length, losses, change = _grow(session, number, known=int(loss is not None))
@@ -340,7 +353,7 @@ def _settle_row(session: Session, key: Sequence[Any], new: Settlement, row: Sequ
 def ledgers(policy: str | None = None) -> SingleQuery[list[Ledger]]:
     """Return all ledgers, or those of a policy; oldest version first."""
     return SingleQuery(
-        f"select {_KEY}, length, known, changes from ledgers where policy = coalesce(?, policy) "
+        f"select {_KEY}, length, known, changes, collapsed from ledgers where policy = coalesce(?, policy) "
         "order by policy, version, lifts, identities, segment",
         (policy,),
         _ledgers_of,
@@ -348,7 +361,10 @@ def ledgers(policy: str | None = None) -> SingleQuery[list[Ledger]]:
 
 
 def _ledgers_of(rows: Iterable[Sequence[Any]]) -> list[Ledger]:
-    return [Ledger(key=_key(key), rows=length, known=known, change=changes) for *key, length, known, changes in rows]
+    return [
+        Ledger(key=_key(key), rows=length, known=known, change=changes, collapsed=collapsed)
+        for *key, length, known, changes, collapsed in rows
+    ]
 
 
 @operation("scan")
@@ -358,10 +374,12 @@ def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None 
     Raises:
         DamagedError: a row is not what was written, or rows were removed.
     """
-    rows = session.rows(f"select number, length, changes from ledgers where ({_KEY}) = (?, ?, ?, ?, ?)", *_values(key))
+    rows = session.rows(
+        f"select number, length, changes, collapsed from ledgers where ({_KEY}) = (?, ?, ?, ?, ?)", *_values(key)
+    )
     if not rows:
         return LedgerRows.of([], 0)
-    number, length, changes = map(int, rows[0])
+    number, length, changes, collapsed = map(int, rows[0])
     stop = length if limit is None else min(length, after + limit)
     columns, count = np.empty((7, max(stop - after, 0))), 0
     for low in range(after, stop, _ROWS_AT_ONCE):  # since rows take ten times the room as objects
@@ -377,7 +395,7 @@ def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None 
             f"policy {key.policy}, version {key.version}: {stop - after - count} rows of its ledger were removed; restore a "
             "backup"
         )
-    return LedgerRows.of_columns(columns[:, :count], changes)
+    return LedgerRows.of_columns(columns[:, :count], changes, collapsed)
 
 
 @operation("read")
@@ -407,12 +425,16 @@ def ledger_faults(session: Session) -> list[str]:
     """Return which rows were changed or removed, by their seals and by the decisions of the chains."""
     if not session.seals:
         return []
-    rows = session.rows(f"select number, {_KEY}, length, known, changes from ledgers order by {_KEY}")
-    faults = [fault for number, *row in rows for fault in _faults_of(session, number, tuple(row[:5]), tuple(row[5:]))]
+    rows = session.rows(f"select number, {_KEY}, length, known, changes, collapsed from ledgers order by {_KEY}")
+    faults = [fault for number, *row in rows for fault in _faults_of(session, number, tuple(row[:5]), tuple(row[5:8]))]
     numbers = session.rows("select distinct ledger from ledger")
     faults += [f"ledger {number}: it was removed, and rows are left" for (number,) in numbers if number not in {
         row[0] for row in rows}]  # fmt: skip
-    return faults + list(_unlisted_decisions(session, {(row[1], int(row[2])) for row in rows if not row[5]}))
+    collapsed: Counter[tuple[str, int]] = Counter()
+    for _, policy, version, _, _, group, *_, count in rows:
+        if not group:
+            collapsed[policy, int(version)] += int(count)
+    return faults + list(_unlisted_decisions(session, collapsed))
 
 
 def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tuple[int, int, int]) -> Iterator[str]:
@@ -433,8 +455,14 @@ def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tupl
         yield f"{name}: its ledger has {length} rows, {known} losses and {changes} changes, and {counts} were counted"
 
 
-def _unlisted_decisions(session: Session, watched: Collection[tuple[str, int]]) -> Iterator[str]:
-    """Yield the decisions that the audit coin drew under a version with a ledger, and that have no row in it."""
+def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[str, int], int]) -> Iterator[str]:
+    """Yield the decisions that the audit coin drew under a version with a ledger, and that have no row in it.
+
+    Args:
+        session: of the store.
+        collapsed: how many may have none, because another of their session has one, by policy and version.
+    """
+    unlisted: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     last: tuple[str, int] = ("", 0)
     while rows := session.rows(
         "select writer, seq, id, policy, body from events where kind = 'decision' and (writer, seq) > (?, ?) "
@@ -442,27 +470,27 @@ def _unlisted_decisions(session: Session, watched: Collection[tuple[str, int]]) 
         *(*last, CHUNK),
     ):
         last = tuple(rows[-1][:2])
-        drawn = [
-            (policy, id)
+        drawn = {
+            id: (policy, body.version or 0)
             for _, _, id, policy, text in rows
-            if text is not None and '"audited":true' in text and _is_counted(text, id, policy, watched)
-        ]
-        listed = {
-            id
-            for (id,) in session.rows(
-                f"select id from ledger where id in ({placeholders(drawn)})", *(id for _, id in drawn)
-            )
+            if text is not None and '"audited":true' in text and _is_counted(body := decode_decision(text, id))
         }
-        yield from (
-            f"policy {policy}: decision {id} was drawn for an audit, and its row of the ledger was removed"
-            for policy, id in drawn
-            if id not in listed
-        )
+        drawn = {id: place for id, place in drawn.items() if place in collapsed}
+        listed = session.rows(f"select id from ledger where id in ({placeholders(drawn)})", *drawn)
+        for id in drawn.keys() - {id for (id,) in listed}:
+            unlisted[drawn[id]].append(id)
+    for (policy, version), ids in unlisted.items():
+        excess = len(ids) - collapsed[policy, version]
+        if collapsed[policy, version] and excess > 0:
+            yield f"policy {policy}, version {version}: {excess} more draws have no row in its ledger than sessions explain"
+        elif excess > 0:
+            yield from (
+                f"policy {policy}: decision {id} was drawn for an audit, and its row of the ledger was removed"
+                for id in sorted(ids)
+            )
 
 
-def _is_counted(text: str, id: str, policy: str, watched: Collection[tuple[str, int]]) -> bool:
-    """Tell whether a decision belongs in a ledger; of a session, several share a row, and groups may have none."""
-    body = decode_decision(text, id)
+def _is_counted(body: DecisionBody) -> bool:
+    """Tell whether a decision belongs in a ledger; of a sticky session, several share a row, and groups may have none."""
     alone = body.session is None and body.group is None and not body.overridden
-    primary_leg = any(leg.role == "primary" for leg in body.legs)
-    return alone and primary_leg and body.mode == "enforce" and (policy, body.version or 0) in watched
+    return alone and any(leg.role == "primary" for leg in body.legs) and body.mode == "enforce"

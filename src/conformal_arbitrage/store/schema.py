@@ -127,11 +127,12 @@ create table deliveries (
 create index deliveries_by_due on deliveries (endpoint, due, id) where done is null;
 create index deliveries_by_time on deliveries (created, id);
 
--- One row per ledger: how many rows, known losses and changes it has; whoever changes it locks this first.
+-- One row per ledger: how many rows, known losses and changes it has, and how many draws fell into a slot that had a row;
+-- whoever changes it locks this first.
 create table ledgers (
     number {integer} primary key, policy {text} not null, version {integer} not null, lifts {integer} not null,
     identities {text} not null, segment {text} not null, length {integer} not null, known {integer} not null,
-    changes {integer} not null, unique (policy, version, lifts, identities, segment)
+    changes {integer} not null, collapsed {integer} not null default 0, unique (policy, version, lifts, identities, segment)
 );
 
 -- Decisions drawn for an audit, with their losses; `news` counts what was recorded since a row was settled.
