@@ -118,7 +118,7 @@ def test_monitor_prints_one_document(run, database):
     assert (careful["state"], careful["watched"]) == ("not watched", False)
     assert "nothing to watch" in careful["unwatched"]
     assert (support["state"], support["cause"]) == ("red", "losses")
-    assert support["audits"] == {"known": 300, "pending": 0, "missing": 60}
+    assert support["audits"] == {"known": 300, "pending": 0, "missing": 60, "collapsed": 0}
     assert support["lines"]["red"] > support["lines"]["alpha"] == 0.05
     assert [one["policy"] for one in json.loads(run("monitor", "careful", "--json").stdout)] == ["careful"]
 

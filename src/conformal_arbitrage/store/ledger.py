@@ -10,7 +10,8 @@ Rows are sealed, and checked whenever they are read: what they say decides wheth
 """
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from msgspec import Struct
 
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.errors import DamagedError
-from conformal_arbitrage.store.record import decode_decision
+from conformal_arbitrage.store.record import DecisionBody, decode_decision
 from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
 
 
@@ -476,7 +477,7 @@ def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[str, int], in
             if text is not None and '"audited":true' in text and _is_counted(body := decode_decision(text, id))
         }
         drawn = {id: place for id, place in drawn.items() if place in collapsed}
-        listed = session.rows(f"select id from ledger where id in ({placeholders(drawn)})", *drawn)
+        listed = [] if not drawn else session.rows(f"select id from ledger where id in ({placeholders(drawn)})", *drawn)
         for id in drawn.keys() - {id for (id,) in listed}:
             unlisted[drawn[id]].append(id)
     for (policy, version), ids in unlisted.items():
