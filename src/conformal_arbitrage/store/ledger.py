@@ -477,8 +477,9 @@ def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[str, int], in
             if text is not None and '"audited":true' in text and _is_counted(body := decode_decision(text, id))
         }
         drawn = {id: place for id, place in drawn.items() if place in collapsed}
-        listed = [] if not drawn else session.rows(f"select id from ledger where id in ({placeholders(drawn)})", *drawn)
-        for id in drawn.keys() - {id for (id,) in listed}:
+        ids = [*drawn, ""]  # never none, for which there is no statement
+        listed = {id for (id,) in session.rows(f"select id from ledger where id in ({placeholders(ids)})", *ids)}
+        for id in drawn.keys() - listed:
             unlisted[drawn[id]].append(id)
     for (policy, version), ids in unlisted.items():
         excess = len(ids) - collapsed[policy, version]
