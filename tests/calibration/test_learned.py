@@ -22,6 +22,7 @@ from conformal_arbitrage.calibration.learning import learn_score
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.schedule import refuse_renewal, refuse_tightening
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw
+from conformal_arbitrage.core.ridge import left_out_kept
 from conformal_arbitrage.monitoring.lines import certificate_lines
 from tests.certificates import altered, edited
 
@@ -100,6 +101,54 @@ def test_saved_and_loaded_it_decides_every_row_as_before(tmp_path, single):
     assert list(ours) == list(theirs)
     assert {use.candidate for use in ours.learned if use} - {"margin"}, "the learned score decides some rows"
     assert "learned" in next(d for d in ours.to_dicts() if d["margin"])
+
+
+def net_world(n=200, *, seed=0, graded=False):
+    """Return a router log in which the group tells where the two models differ, either way."""
+    rng = np.random.default_rng(seed)
+    group = rng.choice(["art", "law", "sport"], n)
+    differ = rng.random(n) < np.where(group == "law", 0.6, 0.15)
+    net = np.where(differ, np.where(rng.random(n) < 0.3, -1.0, 1.0), 0.0) * (rng.random(n) if graded else 1.0)
+    return ScoreLog.from_router(
+        confidence=np.round(rng.random(n), 1),
+        primary_grade=np.maximum(-net, 0.0),
+        guardian_grade=np.maximum(net, 0.0),
+        id=[f"n{seed}-{k}" for k in range(n)],
+        group=group,
+    ), net
+
+
+@pytest.mark.parametrize("score", ["auto", "learned"])
+@pytest.mark.parametrize("graded", [False, True])
+def test_with_gains_it_is_saved_verified_and_decides_live_as_in_a_replay(tmp_path, score, graded):
+    log, rest = (net_world(seed=seed, graded=graded)[0] for seed in (0, 1))
+    certificate = learned(log, score=score, loss="net").sign(SECRET)
+    certificate.save(tmp_path / "certificate.json")
+    loaded = Certificate.load(tmp_path / "certificate.json", key=KEY)
+    assert verify(loaded, log)
+    decisions = list(loaded.apply(rest))
+    assert decisions == list(certificate.apply(rest))
+    assert 0 < sum(decision.deferred for decision in decisions) < len(decisions)
+    assert "a ridge regression of the size of the loss on the margin" in certificate.guarantee
+    assert "at most 0.1 below that of the Guardian's choice, gains counted" in certificate.guarantee
+    assert "minus their gains, first exceed 19" in certificate.guarantee
+    assert (certificate.fit.rows.loss < 0).any()
+    kept = left_out_kept(certificate.fit.rows.fits(), budget=20, with_margin=score == "auto")
+    assert certificate.evidence.empirical_risk == pytest.approx(certificate.fit.rows.loss[kept].sum() / len(log))
+    assert certificate.loss.regret >= certificate.evidence.empirical_risk
+
+
+def test_a_new_row_is_decided_alike_one_by_one_and_together_where_gains_count():
+    (log, _), (rest, _) = net_world(), net_world(seed=5)
+    certificate = learned(log, loss="net")
+    points = evaluate(log, [0.1], calibration_size=150, trials=5, loss="net", boundary="random", score="auto", key=KEY)
+    assert points.of("conformal")[0].mean("loss") < 0.2
+    for row, decision in enumerate(certificate.apply(rest)):
+        query = rest.row(row)
+        live = certificate.decide(
+            query.primary.tolist(), guardian=query.guardian, id=str(rest.id[row]), group=query.group
+        )
+        assert live == decision
 
 
 def test_one_document_can_hold_the_arrays_too():
@@ -209,7 +258,6 @@ def test_without_a_loss_everything_but_ties_is_kept():
     [
         ({"guardian_sees": "candidates"}, 'needs guardian_sees="all"'),
         ({"boundary": "include", "key": None}, 'needs boundary="random"'),
-        ({"loss": "net"}, "learned and net do not go together.*arbitrage learn"),
         ({"loss": lambda _row, _seen: 0.0, "loss_bound": 1}, "learned and own loss do not go together"),
         ({"cluster": "group", "max_cluster_size": 3}, "learned and cluster do not go together"),
         ({"confidence": 0.9}, "confidence and learned do not go together"),
@@ -261,7 +309,7 @@ def test_an_absent_or_altered_file_of_arrays_is_refused_with_a_remedy(tmp_path):
         (lambda arrays: {name: values for name, values in arrays.items() if name != "u"}, "is damaged"),
         (lambda arrays: arrays | {"u": arrays["u"][1:]}, "array 'u' has type float64 and"),
         (lambda arrays: arrays | {"margin": np.where(arrays["u"] > 0, np.nan, 0)}, "holds a number that is not finite"),
-        (lambda arrays: arrays | {"loss": arrays["loss"] + np.int8(3)}, "a loss neither 0 nor 1"),
+        (lambda arrays: arrays | {"loss": arrays["loss"] + np.int8(3)}, "a loss none of -1, 0 and 1"),
         (lambda arrays: arrays | {"names": np.array(["art", {}], dtype=object)}, "is damaged"),
     ],
 )

@@ -61,7 +61,7 @@ def test_options_of_a_learned_score_need_one(run, log):
     refused = run("calibrate", log, "--alpha", "0.1", "--menu-size", "3", code=2).stderr
     assert "--menu-size, --group-source, --without and --text are for a learned score; give --score auto" in refused
     net = run("calibrate", log, "--alpha", "0.1", "--score", "auto", "--loss", "net", code=2).stderr
-    assert "arbitrage learn" in net
+    assert "needs to know which answers were right" in net
 
 
 def test_learn_writes_the_other_rows_scored(run, log):

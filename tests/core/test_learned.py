@@ -236,14 +236,16 @@ def test_scores_on_half_a_tick_tie_by_symmetry():
 
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("with_margin", [False, True])
-def test_one_query_at_a_time_is_decided_as_many_at_once(discrete, with_margin):
+@pytest.mark.parametrize("gains", [False, True])
+def test_one_query_at_a_time_is_decided_as_many_at_once(discrete, with_margin, gains):
     rng = np.random.default_rng(11)
     features, loss, u, margin = world(rng, 160, discrete=discrete)
+    loss = np.where(rng.random(160) < 0.4, -loss, loss) if gains else loss
     used, rest = np.flatnonzero(margin[:60] > 0), np.flatnonzero(margin[60:] > 0) + 60
     fits = fit_ridges(features[used], PENALTIES, loss[used], u[used], margin[used], strengths=STRENGTHS)
     new = (rng.random(160) < 0.2).astype(float)
     queries = np.concatenate([rest, used])  # logged rows too: each meets its own draw again
-    for budget in (1, 5, int(loss[used].sum()), 100):
+    for budget in (1, 5, max(1, int(loss[used].sum())), 100):
         together = decide_learned(
             fits, features[queries], u[queries], margin[queries], budget=budget, unseen=new[queries],
             with_margin=with_margin,

@@ -251,7 +251,7 @@ def test_texts_are_tried_only_if_asked_and_chosen_where_they_pay():
 def test_texts_that_cannot_be_learned_from_are_refused():
     with pytest.raises(OptionError, match="there is no `context` column, so texts cannot be learned from; add it"):
         recommend(grouped(), 0.1, key=KEY, text=True)
-    with pytest.raises(OptionError, match="needs the loss 'regret': no score is learned for the net loss"):
+    with pytest.raises(OptionError, match="needs the loss 'regret': for the net loss only the margin is compared"):
         recommend(told_by_texts(), 0.1, key=KEY, text=True, loss="net")
 
 

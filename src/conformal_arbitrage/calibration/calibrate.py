@@ -169,7 +169,7 @@ def certify(
     bound, facts = survey.bound, survey.facts()
     thresholds = _thresholds(survey, check_alpha(alpha, bound), options)
     fit, whole = thresholds.fit, survey.whole
-    net = None if whole is None else _net_losses(whole, options, fit)
+    net = None if whole is None else _net_losses(whole, options, thresholds)
     evidence = Evidence(
         n=survey.n,
         log_sha256=survey.sha256(),
@@ -358,7 +358,7 @@ def _of_group(part: ScoreLog, fit: Fit, options: CalibrationOptions, *, shared: 
 def _learned(survey: "LogSurvey", alpha: Fraction, options: CalibrationOptions) -> _Thresholds:
     """Learn a score; without room for a single loss, every query is deferred."""
     learned = learn_score(survey.log, alpha, survey.bound, options)
-    total = Fraction(0) if learned is None else learned.total
+    total = Fraction(0) if learned is None else int(learned.losses.sum()) * survey.bound
     whole = Fit(n=survey.n, relaxation=None, boundary_u=None, total=total)
     return _Thresholds(alpha=alpha, fit=whole, learned=learned)
 
@@ -403,14 +403,16 @@ def _refuse_sessions(log: ScoreLog, options: CalibrationOptions) -> None:
         refuse_combination("session", *options.kinds, *_FORMS[log.is_router])
 
 
-def _net_losses(log: ScoreLog, options: CalibrationOptions, fit: Fit) -> Floats | None:
-    """Return the loss of every row at a threshold where gains are counted; None for other losses."""
-    grades = options.grades(log)
+def _net_losses(log: ScoreLog, options: CalibrationOptions, thresholds: _Thresholds) -> Floats | None:
+    """Return the losses of a log where gains are counted, without some that are 0; None for other losses."""
+    grades, fit = options.grades(log), thresholds.fit
     if grades is None:
         return None
+    worst = float(as_fraction(1 if options.loss_bound is None else options.loss_bound, name="loss_bound"))
+    if thresholds.learned is not None:
+        return thresholds.learned.losses.astype(np.float64) * worst
     u = options.drawing(log)
     decisions = decide_rows(log, relaxation=fit.relaxation, boundary_u=fit.boundary_u, u=u, sees_all=True)
-    worst = float(as_fraction(1 if options.loss_bound is None else options.loss_bound, name="loss_bound"))
     return np.where(decisions.deferred, 0.0, np.nan_to_num(net_losses(log, grades), nan=worst))
 
 

@@ -211,7 +211,7 @@ class ScoreRows:
         rows: what their features are computed from.
         names: the groups that have a column of their own.
         menu_size: as declared.
-        loss: 0 or 1 of each, in units of the bound.
+        loss: -1, 0 or 1 of each, in units of the bound.
         u: the draw of each.
     """
 
@@ -314,8 +314,8 @@ def _read_arrays(packed: bytes, terms: LearnedTerms) -> dict[str, Any]:
 def _score_rows(arrays: Mapping[str, Any], terms: LearnedTerms) -> ScoreRows:
     names = tuple(str(name) for name in arrays["names"]) if "group" in terms.features else ()
     scores = arrays["scores"].reshape(terms.rows, terms.menu_size) if terms.menu_size is not None else None
-    if not (arrays["margin"] > 0).all() or not np.isin(arrays["loss"], (0, 1)).all():
-        raise ValueError("a margin is not above 0, or a loss neither 0 nor 1")
+    if not (arrays["margin"] > 0).all() or not np.isin(arrays["loss"], (-1, 0, 1)).all():
+        raise ValueError("a margin is not above 0, or a loss none of -1, 0 and 1")
     rows = FeatureRows(
         margin=arrays["margin"],
         top=arrays["top"].astype(np.int64),

@@ -46,12 +46,12 @@ class LearnedFit:
     Attributes:
         score: the score.
         terms: what the certificate says about it.
-        total: loss of the log's rows if each is decided by the others.
+        losses: of the log's rows if each is decided by the others, in units of the bound.
     """
 
     score: LearnedScore
     terms: LearnedTerms
-    total: Fraction
+    losses: Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,7 +61,7 @@ class RowInputs:
     Attributes:
         margin: the lead of each row's top action.
         top: its position.
-        share: the loss of keeping it, in units of the bound.
+        share: the loss of keeping it, in units of the bound; a gain beyond the bound counts as one of the bound.
         used: which rows a score is learned from.
         group: of each row, "" if it has none; None without a group feature.
         tokens: the Primary's output tokens; None without that feature.
@@ -96,11 +96,11 @@ class RowInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LearnedRows:
-    """The same with losses of 0 or 1.
+    """The same with losses of -1, 0 or 1.
 
     Attributes:
         inputs: the rows.
-        loss: of each, in units of the bound, rounded to 0 or 1 by a draw.
+        loss: of each, in units of the bound, rounded to -1, 0 or 1 by a draw.
         rounded: whose loss was neither before.
     """
 
@@ -149,12 +149,13 @@ def _texts(log: ScoreLog) -> Floats:
 
 
 def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> LearnedRows:
-    """Return the rows of a log with losses of 0 or 1."""
+    """Return the rows of a log with losses of -1, 0 or 1."""
     inputs = row_inputs(log, options, bound)
+    size = np.abs(inputs.share)
     return LearnedRows(
         inputs=inputs,
-        loss=(inputs.share > options.rounding_draws(log)).astype(np.int64),
-        rounded=(inputs.share > 0) & (inputs.share < 1) & inputs.used,
+        loss=((size > options.rounding_draws(log)) * np.sign(inputs.share)).astype(np.int64),
+        rounded=(size > 0) & (size < 1) & inputs.used,
     )
 
 
@@ -166,7 +167,7 @@ def _top_alone(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> t
     for piece in losses.blocks:
         rows = piece.block.rows
         top[rows], margin[rows] = piece.order[0], margins(piece.gaps)
-        share[rows] = np.minimum(piece.levels[0] / whole, 1.0)
+        share[rows] = np.clip(piece.levels[0] / whole, -1.0, 1.0)
     return top, margin, share
 
 
@@ -210,7 +211,7 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
         sha256=hashlib.sha256(packed).hexdigest(),
         text_sha256=None if rows.inputs.text is None else text_embedding().sha256,
     )
-    return LearnedFit(score=score, terms=terms, total=int(chosen.loss[kept_rows].sum()) * bound)
+    return LearnedFit(score=score, terms=terms, losses=chosen.loss * kept_rows)
 
 
 def _names(rows: RowInputs) -> tuple[FeatureName, ...]:

@@ -140,7 +140,6 @@ NO_PROOF: dict[tuple[Feature, Kind], str] = {
         "learned",
         "included boundary",
     ): 'draws tell rows of equal scores apart, which needs boundary="random" (--boundary random)',
-    ("learned", "net"): _LEARN_ELSEWHERE,
     ("learned", "own loss"): _LEARN_ELSEWHERE,
     (
         "learned",

@@ -174,7 +174,7 @@ def _pair_guarantee(
         return " ".join([_always_defer(promise.alpha, loss, router=router), described, absent])
     parts = [_promised(rule, promise, loss, evidence.n), described]
     if isinstance(rule, Learned):
-        parts += [_learned_rule(rule, promise.alpha, loss.bound, evidence), *_missing_text(loss)]
+        parts += [_learned_rule(rule, promise.alpha, loss, evidence), *_missing_text(loss)]
         parts += [_learned_luck(promise.alpha)]
     else:
         sight = (_OWN_SIGHT if isinstance(loss, Own) else _SIGHT)[rule.guardian_sees]
@@ -198,11 +198,10 @@ def _promised(rule: Threshold | ByGroup | Learned, promise: LivePromise, loss: L
         return _groups_promise(rule, promise, rows_needed(promise.alpha, loss.bound))
     match promise:
         case Average(alpha=alpha):
-            return (
-                _learned_promise(alpha, n)
-                if isinstance(rule, Learned)
-                else _promise(alpha, n, net=isinstance(loss, Net))
+            fixed = (
+                "options, features, loss and bound" if isinstance(rule, Learned) else "options, loss, bound and scores"
             )
+            return _promise(alpha, n, net=isinstance(loss, Net), fixed=fixed)
         case Confident(alpha=alpha, confidence=confidence):
             return _confident_promise(alpha, n, confidence)
         case Dial(alpha=alpha, confidence=confidence, stops=stops):
@@ -314,9 +313,9 @@ def _missing_text(loss: LossTerms) -> list[str]:
     return [_MISSING.format(bound=as_written(loss.bound), least=as_written(loss.in_full_sight), which=which)]
 
 
-def _learned_rule(rule: Learned, alpha: float, bound: float, evidence: Evidence) -> str:
+def _learned_rule(rule: Learned, alpha: float, loss: LossTerms, evidence: Evidence) -> str:
     """Return how a learned score decides, and how it counts losses between 0 and the bound."""
-    terms, n = rule.terms, evidence.n
+    terms, n, bound, net = rule.terms, evidence.n, loss.bound, isinstance(loss, Net)
     if terms is None:
         return ""
     losses = spendable_losses(as_fraction(alpha, name="alpha"), as_fraction(bound, name="loss_bound"), n)
@@ -327,16 +326,25 @@ def _learned_rule(rule: Learned, alpha: float, bound: float, evidence: Evidence)
         f"the penalties {penalties}" if rule.score == "learned" else f"the margin itself and the penalties {penalties}"
     )
     fixed = "" if terms.menu_size is None else f" A query with other than {terms.menu_size} actions is deferred."
+    unit, logged = as_written(bound), "a loss or a gain" if net else "a loss"
+    if net:
+        before = f"before the losses of these rows, minus their gains, first exceed {losses - 1}"
+        exact = (
+            f"losses of -{unit}, 0 and {unit}; any other counts as one of these by a draw that does not lower its mean"
+        )
+    else:
+        before = f"before the losses of these rows and its own exceed {losses}"
+        exact = f"losses of 0 or {unit}; a loss in between counts as one of the two by a keyed draw that keeps its mean"
     return (
-        f"The score is a ridge regression of the loss on {features}, learned from these same rows, none of which is set "
-        "aside: a query is decided as if it had been logged with a loss, every row is scored by the fit to all others, and "
-        f"the Primary's {stands} if the query comes, in the order of this score, before the losses of these rows and its "
-        f"own exceed {losses}; otherwise the Guardian decides with everything in sight. Of {among}, the one that keeps most "
-        f"rows decides.{fixed} This is exact for losses of 0 or {as_written(bound)}; a loss in between counts as one of the "
-        f"two by a keyed draw that keeps its mean, as in {terms.rounded_rows} of these rows. Scores are compared after they "
-        "are rounded to nine decimals, and equal ones are told apart by a keyed hash of the query's id: the key is the same "
-        "for every calibration of this project and is secret, and an id is fixed before its scores are known. A query that "
-        "lacks a feature which every logged row has is not covered."
+        f"The score is a ridge regression of the {'size of the loss' if net else 'loss'} on {features}, learned from these "
+        f"same rows, none of which is set aside: a query is decided as if it had been logged with {logged}, every row is "
+        f"scored by the fit to all others, and the Primary's {stands} if the query comes, in the order of this score, "
+        f"{before}; otherwise the Guardian decides with everything in sight. Of {among}, the one that keeps most rows"
+        f"{', if gains counted as losses,' if net else ''} decides.{fixed} This is exact for {exact}, as in "
+        f"{terms.rounded_rows} of these rows. Scores are compared after they are rounded to nine decimals, and equal ones "
+        "are told apart by a keyed hash of the query's id: the key is the same for every calibration of this project and is "
+        "secret, and an id is fixed before its scores are known. A query that lacks a feature which every logged row has is "
+        "not covered."
     )
 
 
@@ -406,16 +414,6 @@ def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> s
     return " ".join([*parts, rest])
 
 
-def _learned_promise(alpha: float, n: int) -> str:
-    """Return what a certificate with a learned score promises."""
-    return (
-        f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no row "
-        f"dropped because of its outcome), and alpha, options, features, loss and bound {_FIXED}, then the expected loss of "
-        "the next decision, averaged over calibration logs of this size as well as over queries, is at most "
-        f"{as_written(alpha)}."
-    )
-
-
 _FEATURES = {
     "margin": "the margin",
     "position": "the position of the top action",
@@ -445,7 +443,7 @@ def _counted_without_guardian(missing_guardian: str | None) -> str:
     return _WITHOUT_GUARDIAN.format(counted=counted)
 
 
-def _promise(alpha: float, n: int, *, net: bool) -> str:
+def _promise(alpha: float, n: int, *, net: bool, fixed: str) -> str:
     bounded = (
         "expected grade of the next decision, averaged over calibration logs of this size as well as over queries, is at "
         f"most {as_written(alpha)} below that of the Guardian's choice, gains counted."
@@ -455,8 +453,7 @@ def _promise(alpha: float, n: int, *, net: bool) -> str:
     )
     return (
         f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no "
-        "row dropped because of its outcome), and alpha, options, loss, bound and scores were fixed before this log was "
-        f"looked at, then the {bounded}"
+        f"row dropped because of its outcome), and alpha, {fixed} {_FIXED}, then the {bounded}"
     )
 
 

@@ -1,7 +1,7 @@
 """Learned scores: features, the leave-one-out ridge over a log, and the same rule for one query."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -243,7 +243,8 @@ class RidgeFits:
         rotation: columns x columns; takes a row of features to the axes of `rotated`.
         curvature: the eigenvalue of each axis.
         rotated: rows x axes, the logged rows in these axes.
-        loss: 0 or 1 of each row.
+        loss: -1, 0 or 1 of each row.
+        size: of the loss, 0 or 1; scores are learned from it, since a query's sign cannot be imputed.
         u: the draw of each row.
         margin: of each row; the first candidate score, kept from the largest down.
         strengths: of the penalty.
@@ -251,13 +252,14 @@ class RidgeFits:
         leverage: strengths x rows, how far each row's fit follows its own loss.
         weights: strengths x axes, the coefficients.
         unseen_penalty: the penalty weight of a column that only the query has, such as that of a new group.
-        features: the logged rows' features, of the rows with a loss only, to recognise copies of them.
+        features: the logged rows' features, of the rows with a loss or gain only, to recognise copies of them.
     """
 
     rotation: Floats
     curvature: Floats
     rotated: Floats
     loss: Integers
+    size: Integers
     u: Floats
     margin: Floats
     strengths: Floats
@@ -269,8 +271,13 @@ class RidgeFits:
 
     @property
     def loss_rows(self) -> Indices:
-        """The rows with a loss."""
+        """The rows with a loss, or a gain."""
         return np.flatnonzero(self.loss)
+
+    @property
+    def gains(self) -> bool:
+        """Whether some loss is negative."""
+        return bool((self.loss < 0).any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -298,7 +305,7 @@ def fit_ridges(
     Args:
         features: rows x columns.
         penalties: the weight of each column.
-        loss: 0 or 1 per row.
+        loss: -1, 0 or 1 per row.
         u: one draw per row.
         margin: of each row, above 0: rows tied at the top are always deferred, and are left out.
         strengths: the lambdas.
@@ -310,19 +317,21 @@ def fit_ridges(
     rotation = scale[:, None] * axes
     rotated = features @ rotation
     shrunk = 1 / (curvature + np.array(strengths)[:, None])
-    weights = shrunk * (rotated.T @ loss)
+    size = np.abs(loss)
+    weights = shrunk * (rotated.T @ size)
     return RidgeFits(
         rotation=rotation,
         curvature=curvature,
         rotated=rotated,
         loss=loss,
+        size=size,
         u=u,
         margin=margin,
         strengths=np.array(strengths),
         fitted=weights @ rotated.T,
         leverage=shrunk @ (rotated**2).T,
         weights=weights,
-        features=features[loss > 0],
+        features=features[size > 0],
     )
 
 
@@ -420,16 +429,29 @@ def left_out_kept(fits: RidgeFits, *, budget: int, with_margin: bool) -> Bools:
         with_margin: as in `decide_learned`.
     """
     scores = [-fits.margin] if with_margin else []
-    scores += [_rounded(one) for one in fits.loss - (fits.loss - fits.fitted) / (1 - fits.leverage)]
-    best = np.zeros(len(fits.loss), np.bool_)
+    scores += [_rounded(one) for one in fits.size - (fits.size - fits.fitted) / (1 - fits.leverage)]
+    best, chosen = np.zeros(len(fits.size), np.bool_), scores[0]
     for score in scores:
         lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
         kept = np.ones(len(score), np.bool_)
         if budget < len(lost):
             line, line_u = score[lost[budget]], fits.u[lost[budget]]
             kept = (score < line) | ((score == line) & (fits.u < line_u))
-        best = kept if kept.sum() > best.sum() else best
-    return best
+        if kept.sum() > best.sum():
+            best, chosen = kept, score
+    if not fits.gains:
+        return best
+    order = np.lexsort((-fits.loss, fits.u, chosen))
+    passed = np.empty(len(order), np.bool_)
+    passed[order] = _highest_sums(fits.loss[order])[:-1] < budget
+    return passed
+
+
+def _highest_sums(losses: Integers) -> Integers:
+    """Return the highest sum so far, the empty one included, before each loss and after the last."""
+    return np.maximum.accumulate(
+        np.concatenate([np.zeros_like(losses[..., :1]), np.cumsum(losses, axis=-1)], axis=-1), axis=-1
+    )
 
 
 def _decide_block(
@@ -449,7 +471,7 @@ def _decide_block(
         else:
             rows, own = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
         best = [
-            _better(one, number, own[member], *_count(rows, own, fits, u, budget, member))
+            _better(one, number, own[member], *_judged(rows, own, fits, u, budget, member))
             for one, budget in zip(best, budgets, strict=True)
         ]
     return [replace(one, kept=one.kept & (kinds.margin > 0)[member]) for one in best]
@@ -487,12 +509,12 @@ def _left_out_scores(
     weight = 1.0 if unseen is None else _query_weight(unseen, float(fits.strengths[k]) * fits.unseen_penalty)
     gain = 1 / (1 / weight + own)
     moved = across * ((unrounded - 1) * gain)[:, None]
-    moved += fits.loss - fits.fitted[k]
+    moved += fits.size - fits.fitted[k]
     across *= across
     across *= gain[:, None]
     across += 1 - fits.leverage[k]
     moved /= across
-    scores, predicted = _rounded(np.subtract(fits.loss, moved, out=moved)), _rounded(unrounded)
+    scores, predicted = _rounded(np.subtract(fits.size, moved, out=moved)), _rounded(unrounded)
     for place, rows in copies:
         scores[place, rows] = predicted[place]
     return scores, predicted
@@ -529,13 +551,34 @@ def _copies(fits: RidgeFits, features: Floats) -> list[tuple[int, Indices]]:
     return [(place, np.array(same)) for place, same in matches if same is not None]
 
 
+def _judged(
+    scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
+) -> tuple[Integers, Bools]:
+    """Return how many rows a score keeps where every gain counts as a loss, and whether each query is kept."""
+    count, stands = _count(scores, own, fits, u, budget, member)
+    return count, _passes(scores, own, fits, u, budget, member) if fits.gains else stands
+
+
+def _passes(scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices) -> Bools:
+    """Return which queries come before the sum of losses, with one more, first exceeds the budget."""
+    rows = fits.loss_rows[np.lexsort((-fits.loss[fits.loss_rows], fits.u[fits.loss_rows]))]
+    values = scores[:, rows]
+    highest = _highest_sums(fits.loss[rows][np.argsort(values, axis=1, kind="stable")])
+    place = np.count_nonzero(values < own[:, None], axis=1)[member]
+    tied = values == own[:, None]
+    for k in np.flatnonzero(tied.any(axis=1)).tolist():
+        queries = slice(*np.searchsorted(member, [k, k + 1]))
+        place[queries] += np.searchsorted(fits.u[rows[tied[k]]], u[queries], side="right")
+    return highest[member, place] < budget
+
+
 def _count(
     scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
 ) -> tuple[Integers, Bools]:
     """Return how many rows come before the budget is spent, the query among them, and whether it is one of them.
 
-    The query counts as a loss. The line is the (budget + 1)-th loss in the order of (score, draw). Only where several are
-    tied at the line do draws matter.
+    Gains count as losses, and so does the query. The line is the (budget + 1)-th loss in the order of (score, draw).
+    Only where several are tied at the line do draws matter.
 
     Args:
         scores: kinds of queries x rows.
@@ -557,7 +600,7 @@ def _count(
     for k in np.flatnonzero(np.count_nonzero(tied, axis=1) + tied_itself > 1).tolist():
         queries = slice(*np.searchsorted(member, [k, k + 1]))
         rows = np.flatnonzero(tied[k])
-        lost = np.sort(fits.u[rows[fits.loss[rows] > 0]])
+        lost = np.sort(fits.u[rows[fits.size[rows] > 0]])
         ends = np.concatenate([[-np.inf], lost, [np.inf]])[place[k] : place[k] + 2]
         drawn = np.clip(u[queries], *ends) if tied_itself[k] else ends[1]
         stands[queries] |= tied_itself[k] & (u[queries] < drawn)
@@ -599,18 +642,23 @@ class LearnedRule:
         shrunk: axes x strengths, 1 / (curvature + strength).
         weights: strengths x axes, the coefficients.
         across: columns x (strengths x classes): what a feature of the query adds to its product with each class.
-        residual: strengths x classes, the loss minus its fit, in ticks.
-        loss: of each class, in ticks and shifted.
+        residual: strengths x classes, the size of the loss minus its fit, in ticks.
+        size: of each class's loss, in ticks and shifted.
         free: strengths x classes, 1 minus the leverage.
         sizes: rows of each class.
         draws: the draws of each class, in order.
-        lossy: how many classes, the first ones, have a loss.
-        losses: the class of each row with a loss.
+        lossy: how many classes, the first ones, have a loss or gain.
+        losses: the class of each row with a loss or gain, in the order of the classes.
+        walked: the same in the order of the draws, losses first among equals; `loss` and `u` are of these rows.
+        loss: -1 or 1.
+        u: the draw.
+        highest: the highest sum of the first losses in the order of the margin, from none of them to all.
         rows: number of logged rows.
         unseen_penalties: of a column that only the query has, by strength.
         by_margin: (-margin, draw) of all rows, in order.
-        losses_by_margin: the same of the rows with a loss.
-        copies: features of a class with a loss, as bytes -> that class.
+        losses_by_margin: the same of the rows with a loss or gain.
+        gains: whether some loss is negative.
+        copies: features of a class with a loss or gain, as bytes -> that class.
     """
 
     budget: int
@@ -620,12 +668,17 @@ class LearnedRule:
     weights: Floats
     across: Floats
     residual: Floats
-    loss: Floats
+    size: Floats
     free: Floats
     sizes: Floats
     draws: Sequence[Sequence[float]]
     lossy: int
     losses: Indices
+    walked: Indices
+    loss: Integers
+    u: Floats
+    highest: Sequence[int]
+    gains: bool
     rows: int
     unseen_penalties: Floats
     by_margin: Sequence[tuple[float, float]]
@@ -645,11 +698,24 @@ class LearnedRule:
             unseen: whether it has a column of its own, such as a new group.
         """
         best = self._by_margin(u, margin) if self.with_margin else None
-        for number, (count, kept, score) in enumerate(self._by_fits(places, values, u, unseen=unseen), start=1):
+        scores, own = self._scores(places, values, unseen=unseen)
+        for number, (count, kept, score) in enumerate(self._counts(scores, own, u), start=1):
             if best is None or count > best.kept_rows:
                 best = LearnedDecision(kept=kept, candidate=number, kept_rows=count, score=score)
         assert best is not None
-        return best
+        if not self.gains or len(self.losses) < self.budget:
+            return best
+        if best.candidate == MARGIN:
+            before = bisect_right(self.losses_by_margin, (-margin, u))
+            return best._replace(kept=self.highest[before] < self.budget)
+        k = best.candidate - 1
+        return best._replace(kept=self._passes(scores[k].take(self.walked), float(own[k]), u))
+
+    def _passes(self, scores: Floats, own: float, u: float) -> bool:
+        """Tell whether the query comes before the sum of losses, with one more, first exceeds the budget."""
+        before = np.flatnonzero((scores < own) | ((scores == own) & (self.u <= u)))
+        order = before[np.argsort(scores[before], kind="stable")]
+        return int(np.cumsum(self.loss[order]).max(initial=0)) < self.budget
 
     def _by_margin(self, u: float, margin: float) -> LearnedDecision:
         """Count the rows before the line in the order of the margin; the query counts as a loss."""
@@ -662,10 +728,8 @@ class LearnedRule:
         count = bisect_left(self.by_margin, line) + kept
         return LearnedDecision(kept=kept, candidate=MARGIN, kept_rows=count, score=-margin)
 
-    def _by_fits(
-        self, places: Sequence[int], values: Sequence[float], u: float, *, unseen: bool
-    ) -> list[tuple[int, bool, float]]:
-        """Return, for every strength, how many rows are kept, whether the query is, and its score."""
+    def _scores(self, places: Sequence[int], values: Sequence[float], *, unseen: bool) -> tuple[Floats, Floats]:
+        """Return the score of every class by every strength, and the query's, in ticks."""
         some, columns = np.array(values), np.array(places, dtype=np.intp)
         query = some @ self.rotation.take(columns, axis=0)
         predicted = self.weights @ query
@@ -678,9 +742,7 @@ class LearnedRule:
         same = None if unseen else self.copies.get(self._dense(columns, some))
         if same is not None:
             scores[:, same] = own
-        if len(self.losses) < self.budget:
-            return [(self.rows + 1, True, (one - SHIFT) / TICKS) for one in own.tolist()]
-        return self._counts(scores, own, u)
+        return scores, own
 
     def _left_out_scores(self, across: Floats, predicted: Floats, gain: Floats) -> Floats:
         """Return every class's leave-one-out score with the query added at a loss, in ticks."""
@@ -690,7 +752,7 @@ class LearnedRule:
         across *= gain[:, None]
         across += self.free
         moved /= across
-        np.subtract(self.loss, moved, out=moved)
+        np.subtract(self.size, moved, out=moved)
         return np.rint(moved, out=moved)
 
     def _dense(self, columns: Indices, values: Floats) -> bytes:
@@ -699,7 +761,9 @@ class LearnedRule:
         return row.tobytes()
 
     def _counts(self, scores: Floats, own: Floats, u: float) -> list[tuple[int, bool, float]]:
-        """Count rows and query before the (budget + 1)-th loss in the order of (score, draw)."""
+        """Return, for every strength, how many rows and query come before the (budget + 1)-th loss, and its score."""
+        if len(self.losses) < self.budget:
+            return [(self.rows + 1, True, (one - SHIFT) / TICKS) for one in own.tolist()]
         lossy, repeated = self.lossy, len(self.losses) > self.lossy
         of_rows = scores.take(self.losses, axis=1) if repeated else scores[:, :lossy]
         lost = np.concatenate([of_rows, own[:, None]], axis=1)
@@ -739,13 +803,18 @@ def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin:
         with_margin: whether the margin itself is a candidate.
     """
     classes: dict[tuple[bool, bytes], list[int]] = {}
+    by_draw = fits.loss_rows[np.lexsort((-fits.loss[fits.loss_rows], fits.u[fits.loss_rows]))]
     order: list[int] = [*fits.loss_rows.tolist(), *np.flatnonzero(fits.loss == 0).tolist()]
     for row in order:
-        classes.setdefault((bool(fits.loss[row]), features[row].tobytes()), []).append(row)
+        classes.setdefault((bool(fits.size[row]), features[row].tobytes()), []).append(row)
     first, sizes = (np.array([choose(rows) for rows in classes.values()], dtype=np.intp) for choose in (min, len))
     lossy = sum(lost for lost, _ in classes)
     shrunk = 1 / (fits.curvature[:, None] + fits.strengths)
     across = [fits.rotation @ (fits.rotated[first] * one).T for one in shrunk.T]
+    class_of = np.empty(len(fits.loss), dtype=np.intp)
+    for place, rows in enumerate(classes.values()):
+        class_of[rows] = place
+    by_score = by_draw[np.argsort(-fits.margin[by_draw], kind="stable")]
     by_margin: list[tuple[float, float]] = list(zip((-fits.margin).tolist(), fits.u.tolist(), strict=True))
     return LearnedRule(
         budget=budget,
@@ -754,13 +823,18 @@ def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin:
         shrunk=shrunk,
         weights=fits.weights,
         across=np.concatenate(across, axis=1),
-        residual=(fits.loss - fits.fitted)[:, first] * TICKS,
-        loss=fits.loss[first].astype(np.float64) * TICKS + SHIFT,
+        residual=(fits.size - fits.fitted)[:, first] * TICKS,
+        size=fits.size[first].astype(np.float64) * TICKS + SHIFT,
         free=1 - fits.leverage[:, first],
         sizes=sizes.astype(np.float64),
         draws=[sorted(fits.u[rows].tolist()) for rows in classes.values()],
         lossy=lossy,
         losses=np.repeat(np.arange(lossy), sizes[:lossy]),
+        walked=class_of[by_draw],
+        loss=fits.loss[by_draw],
+        u=fits.u[by_draw],
+        highest=_highest_sums(fits.loss[by_score]).tolist(),
+        gains=fits.gains,
         rows=len(fits.loss),
         unseen_penalties=fits.strengths * fits.unseen_penalty,
         by_margin=sorted(by_margin),

@@ -358,7 +358,7 @@ def _check_texts(pairs: Sequence[ScoreLog], loss: PromisedLoss) -> None:
     """Refuse to learn from texts where there are none, or nothing is learned."""
     if loss == "net":
         raise OptionError(
-            "text=True (--text) needs the loss 'regret': no score is learned for the net loss; leave it out"
+            "text=True (--text) needs the loss 'regret': for the net loss only the margin is compared; leave it out"
         )
     for log in pairs:
         if log.context is None:

@@ -1,0 +1,175 @@
+"""A score learned from the sizes of losses keeps a net budget on every set of rows; rules that look like it do not."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from conformal_arbitrage import Features, ScoreLog, calibrate
+from conformal_arbitrage.core.ridge import STRENGTHS, decide_learned, fit_ridges, spendable_losses
+
+KEY = b"k" * 32
+PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])
+
+
+# --- Whole numbers and fractions only: the rule itself, without a ridge ---
+
+
+def exact_set(rng):
+    """Return cells of two kinds, losses, the order of the draws, and a budget."""
+    n = int(rng.integers(3, 15))
+    losses = rng.choice([-1, 0, 1], n, p=rng.dirichlet([2, 0.5, 2])).tolist()
+    return rng.integers(0, 4, (n, 2)).tolist(), losses, rng.permutation(n).tolist(), int(rng.integers(1, 4))
+
+
+def cell_scores(cells, labels, kind):
+    """Return each row's score: the mean label of the other rows in its cell of one kind, drawn to one half."""
+    scores = []
+    for i, cell in enumerate(cells):
+        others = [label for j, label in enumerate(labels) if j != i and cells[j][kind] == cell[kind]]
+        scores.append(Fraction(2 * sum(others) + 1, 2 * len(others) + 2))
+    return scores
+
+
+def passage(order, losses, budget):
+    """Return the rows that come before the sum of losses, with one more, exceeds the budget."""
+    passed, total = [], 0
+    for row in order:
+        if total + 1 > budget:
+            break
+        passed.append(row)
+        total += losses[row]
+    return passed
+
+
+def exact_kept(cells, losses, draws, budget, query, planted):
+    """Tell whether a query is kept by the rule made from all other rows."""
+    n = len(losses)
+    imputed = [1 if row == query else loss for row, loss in enumerate(losses)]
+    labels = imputed if planted == "signs" else [abs(loss) for loss in imputed]
+    if planted == "query without a size":
+        labels[query] = 0
+    orders = []
+    for kind in (0, 1):
+        scores = cell_scores(cells, labels, kind)
+        orders.append(sorted(range(n), key=lambda row, scores=scores: (scores[row], draws[row])))
+    if planted == "signs":
+        orders = orders[:1]
+    kept = [query in passage(order, imputed, budget) for order in orders]
+    if planted == "looked":
+        return any(kept)
+    counted = imputed if planted == "longest with gains" else [abs(loss) for loss in imputed]
+    lengths = [len(passage(order, counted, budget)) for order in orders]
+    return kept[lengths.index(max(lengths))]
+
+
+def exact_violations(sets, planted=None):
+    rng, broken = np.random.default_rng(4), 0
+    for _ in range(sets):
+        cells, losses, draws, budget = exact_set(rng)
+        total = sum(loss for j, loss in enumerate(losses) if exact_kept(cells, losses, draws, budget, j, planted))
+        broken += total > budget
+    return broken
+
+
+def test_learning_from_sizes_keeps_every_small_set_within_the_budget():
+    assert exact_violations(500) == 0
+
+
+def test_a_choice_that_looks_at_the_query_is_caught():
+    assert exact_violations(500, "looked") > 20
+
+
+@pytest.mark.proof
+def test_learning_from_sizes_keeps_twenty_thousand_sets_within_the_budget():
+    assert exact_violations(20_000) == 0
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("planted", ["signs", "query without a size", "looked", "longest with gains"])
+def test_rules_that_look_like_it_are_caught(planted):
+    assert exact_violations(5000, planted) > 0
+
+
+# --- The product's ridge, on coarse features full of ties and on continuous ones ---
+
+
+def ridge_violations(sets, *, seed, signs=False):
+    """Count sets in which more is lost, gains counted, than the budget allows."""
+    rng, alpha, broken = np.random.default_rng(seed), Fraction(1, 5), 0
+    for number in range(sets):
+        n = int(rng.integers(8, 22))
+        varied = rng.integers(0, 2, (n, 3)) / [1, 3, 3] if number % 2 else rng.normal(size=(n, 3))
+        features = np.column_stack([np.ones(n), varied])
+        loss = rng.choice([-1, 0, 1], n, p=[0.35, 0.25, 0.4]) * (rng.random(n) < 0.6 + 0.4 * (varied[:, 1] > 0))
+        u, margin = rng.random(n), rng.integers(1, 4, n) / 4
+        budget, total = spendable_losses(alpha, Fraction(1), n - 1), 0
+        for j in np.flatnonzero(loss):
+            rows, query = np.delete(np.arange(n), j), [j]
+            fits = fit_ridges(features[rows], PENALTIES, loss[rows], u[rows], margin[rows], strengths=STRENGTHS)
+            if signs:
+                fits = learned_from_signs(fits)
+            decided = decide_learned(fits, features[query], u[query], margin[query], budget=budget)
+            total += int(loss[j]) * int(decided.kept[0])
+        broken += total > alpha * n
+    return broken
+
+
+def learned_from_signs(fits):
+    """Return fits to signed losses."""
+    shrunk = 1 / (fits.curvature + fits.strengths[:, None])
+    weights = shrunk * (fits.rotated.T @ fits.loss)
+    return replace(fits, weights=weights, fitted=weights @ fits.rotated.T)
+
+
+def test_the_ridge_keeps_sets_of_rows_within_a_net_budget():
+    assert ridge_violations(60, seed=1) == 0
+
+
+@pytest.mark.proof
+def test_the_ridge_keeps_two_thousand_sets_within_a_net_budget_and_learning_from_signs_does_not():
+    assert ridge_violations(2000, seed=2) == 0
+    assert ridge_violations(2000, seed=2, signs=True) > 0
+
+
+# --- Calibrations as users make them ---
+
+
+def world(rng, run, n):
+    """Return rows of three groups that lose often, gain sometimes, or hardly differ; and their net losses."""
+    kind = rng.integers(0, 3, n)
+    net = np.where(rng.random(n) < np.array([0.6, 0.2, 0.3])[kind], np.array([1, -1, 1])[kind], 0)
+    net = np.where(rng.random(n) < 0.1, -net, net)
+    confidence = np.round(rng.random(n), 1) / 2 + 0.3
+    log = ScoreLog.from_router(
+        confidence=confidence,
+        primary_grade=(1 - net) / 2,
+        guardian_grade=(1 + net) / 2,
+        id=[f"{run}-{k}" for k in range(n)],
+        group=kind.astype(str),
+    )
+    return log, net
+
+
+def net_means(runs, *, spare=0, n=60, test=60, alpha=0.1):
+    """Return the mean net loss of new rows under one certificate after another."""
+    rng, means = np.random.default_rng(3), []
+    for run in range(runs):
+        log, net = world(rng, run, n + test)
+        certificate = calibrate(
+            log.select(range(n)), alpha, loss="net", boundary="random", key=KEY, score="auto", features=Features()
+        )
+        if spare:
+            certificate = replace(certificate, fit=replace(certificate.fit, budget=certificate.fit.budget + spare))
+        kept = ~certificate.apply(log.select(range(n, n + test))).deferred
+        means.append((net[n:] * kept).mean())
+    return np.array(means)
+
+
+@pytest.mark.proof
+def test_a_net_budget_is_kept_by_certificates_with_a_learned_score_and_one_loss_too_many_is_caught():
+    means = net_means(2000)
+    assert means.mean() <= 0.1 + 3 * means.std() / len(means) ** 0.5
+    spent = net_means(2000, spare=2)
+    assert spent.mean() > 0.1 + 3 * spent.std() / len(spent) ** 0.5
