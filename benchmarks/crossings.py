@@ -1,8 +1,9 @@
 """Count the calls between modules of this package that one chat request makes, and those that go up a layer.
 
-    python -m benchmarks.crossings [--road calibrate] [--list]
+    python -m benchmarks.crossings [--road calibrate] [--road review] [--list]
 
-With `--road calibrate`, those of `arbitrage calibrate` on the bundled log, and its modules. A call counts once, when its
+With `--road calibrate`, those of `arbitrage calibrate` on the bundled log. With `--road review`, the modules
+that a decision by people enters, from the question to the reply, and one by a model does not. A call counts once, when its
 function is entered, if caller and callee are in different modules of the package; resuming after an await does not count
 again. Only the event loop's thread is watched, not the store's writer thread.
 """
@@ -14,14 +15,15 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import chdir
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from click.testing import CliRunner
-from tests.gateway.house import CHAT, MENU, House, says
+from tests.gateway.house import CHAT, DECISION, MENU, UNSURE, House, says, votes
+from tests.gateway.people import Later, PeopleHouse
 from tests.scripted import Stream, chunk, ending, sse
 
 from conformal_arbitrage.cli import cli
@@ -29,9 +31,10 @@ from conformal_arbitrage.cli import cli
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "conformal_arbitrage."
 Pair = tuple[str, str]
+AUDITED = {"audit_rate": 1.0}
 
 
-_BACKGROUND = tuple(f"{PACKAGE}gateway.{name}" for name in ("audits", "jobs", "people", "watcher"))
+_BACKGROUND = tuple(f"{PACKAGE}gateway.{name}" for name in ("audits", "jobs", "watcher"))
 
 
 class Watch:
@@ -128,6 +131,49 @@ def measure() -> dict[str, Watch]:
     return results
 
 
+def modules(watch: Watch) -> set[str]:
+    """Return the modules that calls went through."""
+    return {name.removeprefix(PACKAGE) for pair in watch.calls for name in pair}
+
+
+def decision_watched(house: House, decide: Callable[[], None]) -> Watch:
+    """Make one decision under watch, after another that filled the caches."""
+    decide()
+    watch = Watch()
+
+    async def profile(function: Watch | None) -> None:
+        sys.setprofile(function)
+
+    house.run(profile(watch))
+    decide()
+    house.run(profile(None))
+    return watch
+
+
+def review_modules() -> set[str]:
+    """Return the modules that only a decision by people enters: asked over HTTP, taken, voted on, counted, replied to.
+
+    Others are those of an audited decision by a model.
+    """
+    unsure = votes(*UNSURE)
+    with tempfile.TemporaryDirectory() as folder, House(Path(folder), primary=unsure, policy=AUDITED) as house:
+        house.headers = house.keyed("call")
+
+        def by_model() -> None:
+            assert house.decide(DECISION).status_code == 200
+
+        usual = modules(decision_watched(house, by_model))
+    with tempfile.TemporaryDirectory() as folder, PeopleHouse(Path(folder), primary=unsure) as house:
+        house.headers, reviewer = house.keyed("call"), house.reviewer("ann")
+
+        def by_people() -> None:
+            call = Later(lambda: house.decide(DECISION))
+            reviewer.decide(1)
+            assert call.result().status_code == 200
+
+        return modules(decision_watched(house, by_people)) - usual
+
+
 def calibration() -> dict[str, Watch]:
     """Run `arbitrage calibrate` twice in an empty folder, the second time under watch."""
     log = ROOT / "src" / "conformal_arbitrage" / "data" / "science.parquet"
@@ -140,15 +186,17 @@ def calibration() -> dict[str, Watch]:
             result = runner.invoke(cli, ["calibrate", "log.parquet", *columns, "--alpha", "0.1", "-o", "c.json"])
             sys.setprofile(None)
             assert result.exit_code == 0, result.output
-    modules = {name for pair in watch.calls for name in pair}
-    return {f"arbitrage calibrate, {len(modules)} modules": watch}
+    return {f"arbitrage calibrate, {len(modules(watch))} modules": watch}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="show every call")
-    parser.add_argument("--road", choices=["request", "calibrate"], default="request", help="what to count")
+    parser.add_argument("--road", choices=["request", "calibrate", "review"], default="request", help="what to count")
     arguments = parser.parse_args()
+    if arguments.road == "review":
+        print("modules of a review alone:", ", ".join(sorted(review_modules())))
+        return
     for name, watch in (calibration() if arguments.road == "calibrate" else measure()).items():
         print(f"{name}: {watch.calls.total()} calls between modules, {upward(watch.calls).total()} to a higher layer")
         if arguments.list:

@@ -1,5 +1,5 @@
 import pytest
-from benchmarks.crossings import measure, upward
+from benchmarks.crossings import measure, review_modules, upward
 
 
 @pytest.fixture(scope="module")
@@ -19,3 +19,9 @@ def test_a_request_makes_few_calls_between_modules_and_none_to_a_higher_layer(me
     watch = measured[request_name]
     assert watch.calls.total() <= most, watch.functions
     assert not upward(watch.calls)
+
+
+def test_a_review_adds_five_modules_to_the_road_of_a_decision():
+    assert review_modules() == {
+        "gateway.api", "gateway.review_queue", "live.reviewers", "monitoring.votes", "store.reviews",
+    }  # fmt: skip
