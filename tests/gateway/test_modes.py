@@ -326,7 +326,7 @@ def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_t
 
     async def abandon():
         beginning = asyncio.ensure_future(
-            anext(Decider(bytes(32)).steps(policy, Query("q", ("a", "b"), id="1"), "caller"))
+            anext(Decider(bytes(32)).begin(policy, Query("q", ("a", "b"), id="1"), "caller").steps)
         )
         await asyncio.sleep(0.05)
         beginning.cancel()

@@ -44,7 +44,8 @@ async def serve(store, name, rng, rule):
         rule=ConformalArbitrage(**models, certificate=rule, allow=["unbound"]),
     )  # fmt: skip
     decider = Decider(rng.bytes(32))
-    outcomes = [[step async for step in decider.steps(policy, Query("", ACTIONS, id=id), "caller")][-1] for id in ids]
+    cases = [decider.begin(policy, Query("", ACTIONS, id=id), "caller") for id in ids]
+    outcomes = [decider.outcome(case, [step async for step in case.steps][-1]) for case in cases]
     drawn = [one.audit.id for one in outcomes if one.audit]
     audits = [Event(id=id, body=await audited(models, id)) for id in drawn]
     await store.run(events.commit, [*(one.event for one in outcomes), *audits])

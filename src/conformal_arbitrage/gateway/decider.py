@@ -81,6 +81,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
         decision: pending, without an answer, until the Guardian has given its own, or if it failed.
         event: what is recorded unless an earlier event recorded the decision.
         audit: what is queued with that event.
+        awaits_guardian: whether the Guardian has neither answered nor failed yet.
         known_legs: how many of the legs belong to an earlier attempt.
         session: id of the session, under a policy that decides by session.
         held: the model that the session's first turn chose, if this is a later turn.
@@ -89,15 +90,22 @@ class Outcome(Struct, frozen=True, kw_only=True):
     decision: Decision
     event: Event
     audit: Audit | None
+    awaits_guardian: bool
     known_legs: int = 0
     session: str | None = None
     held: str | None = None
 
 
-class _Case(Struct, frozen=True):
-    """What is known of a decision before any model is asked.
+class Case(Struct, frozen=True, kw_only=True):
+    """A question that is being decided.
 
     Attributes:
+        policy: the policy in force.
+        caller_id: whose call it is.
+        question: what is recorded of it for an audit.
+        overridden: why a request has no guarantee that overrides a pinned setting; None if it does not.
+        steps: the decision so far, after each model that was asked, with the Guardian's chunks before the last if they come
+            live; the last has no answer if the Guardian failed.
         earlier: the record of an earlier attempt.
         conversation: the session that a sticky policy goes on with.
         session: the caller's name for the conversation, under any other.
@@ -108,10 +116,11 @@ class _Case(Struct, frozen=True):
     caller_id: str
     question: AuditQuestion
     overridden: str | None
+    steps: AsyncGenerator[Decision] | AsyncGenerator[Decision | Chunk]
     earlier: DecisionRecord | None
-    conversation: Conversation | None = None
-    session: str | None = None
-    group: str | None = None
+    conversation: Conversation | None
+    session: str | None
+    group: str | None
 
 
 class Decider:
@@ -124,7 +133,7 @@ class Decider:
     def __init__(self, secret: bytes) -> None:
         self._audit_key, self._digest_key = subkey(secret, "audit v1"), subkey(secret, "digest v1")
 
-    async def steps(
+    def begin(
         self,
         policy: LivePolicy,
         question: Query | ChatRequest,
@@ -134,8 +143,8 @@ class Decider:
         conversation: Conversation | None = None,
         session: str | None = None,
         live: bool = False,
-    ) -> AsyncGenerator[Outcome | Chunk]:
-        """Choose from a menu, or answer in free text or with tool calls.
+    ) -> Case:
+        """Begin to choose from a menu, or to answer in free text or with tool calls; whoever takes the steps closes them.
 
         Args:
             policy: the policy in force.
@@ -146,25 +155,28 @@ class Decider:
             session: the caller's name for the conversation, if it has one.
             live: pass on the Guardian's words as they come; in shadow mode they never do.
 
-        Yields:
-            The outcome so far, after each model that was asked; if that is pending, the Guardian's chunks, if they come
-            live, and the final outcome, which has no answer if the Guardian failed.
-
         Raises:
             RequestError: the policy has the other form, a model would not be shown all of the question, or the request
                 overrides a pinned setting.
         """
-        case = _case(policy, question, caller_id, earlier, conversation, session)
-        pending = None
-        if earlier is not None:
+        overridden = _check_question(policy, question)
+        if earlier is None:
+            steps = self._rule_steps(policy, question, None, conversation, live=live)
+        else:
             actions = question.actions if isinstance(question, Query) else ()
             pending = _under_version(_continued(earlier, actions), earlier, policy)
-            yield self._outcome(case, pending)
-            if pending.answer is not None:
-                return
-        async with aclosing(self._rule_steps(policy, question, pending, conversation, live=live)) as steps:
-            async for step in steps:
-                yield self._outcome(case, step) if isinstance(step, Decision) else step
+            steps = _steps_from(pending, self._rule_steps(policy, question, pending, conversation, live=live))
+        return Case(
+            policy=policy,
+            caller_id=caller_id,
+            question=_audit_question(question),
+            overridden=overridden,
+            steps=steps,
+            earlier=earlier,
+            conversation=conversation,
+            session=session,
+            group=question.group if earlier is None else earlier.decision.group,
+        )
 
     def _rule_steps(
         self,
@@ -209,7 +221,7 @@ class Decider:
         decision = outcome.decision
         pending = decision.answer is None
         replaced = decision.decided_by == "fallback"
-        last = decision.legs[-1] if decision.legs and not awaits_guardian(decision) else None
+        last = decision.legs[-1] if decision.legs and not outcome.awaits_guardian else None
         chained = bool(policy.pair.models) and last is not None
         before = decision.legs[:-1] if chained else ()
         body = CompletionBody(
@@ -224,7 +236,7 @@ class Decider:
         )
         return Event(id=str(decision.id), body=body)
 
-    def _outcome(self, case: _Case, decision: Decision) -> Outcome:
+    def outcome(self, case: Case, decision: Decision) -> Outcome:
         """Put a decision together with its event, and with an audit if the coin says so."""
         policy, question, overridden = case.policy, case.question, case.overridden
         if overridden is not None and decision.no_guarantee is None:
@@ -267,9 +279,12 @@ class Decider:
         audit = self._audit(case, decision) if audited else None
         known = 0 if case.earlier is None else len(_known_legs(case.earlier))
         held = None if case.conversation is None else case.conversation.decided_by
-        return Outcome(decision=decision, event=event, audit=audit, known_legs=known, session=session, held=held)
+        return Outcome(
+            decision=decision, event=event, audit=audit, known_legs=known, session=session, held=held,
+            awaits_guardian=pending and (not legs or legs[-1].role == "primary"),
+        )  # fmt: skip
 
-    def _audit(self, case: _Case, decision: Decision) -> Audit:
+    def _audit(self, case: Case, decision: Decision) -> Audit:
         """Return the audit of a decision that the coin drew."""
         policy, name = case.policy, case.session
         if policy.watched is None:
@@ -300,11 +315,6 @@ class Decider:
         return "blake2b-256:" + blake2b(_sorted.encode(value), key=self._digest_key, digest_size=32).hexdigest()
 
 
-def awaits_guardian(decision: Decision) -> bool:
-    """Return whether the Guardian has neither answered nor failed yet."""
-    return decision.answer is None and (not decision.legs or decision.legs[-1].role == "primary")
-
-
 def still_unanswered(audit: Audit | None, decision: Decision) -> Audit | None:
     """Return the audit of a drawn decision whose Guardian has not answered, for it to be asked later; None for any other.
 
@@ -329,27 +339,32 @@ def recorded_error(failure: Failure | None, policy: LivePolicy) -> Failure | Non
     return kept if policy.settings.content == "full" else replace(kept, message="")
 
 
-def _case(
-    policy: LivePolicy,
-    question: Query | ChatRequest,
-    caller_id: str,
-    earlier: DecisionRecord | None,
-    conversation: Conversation | None,
-    session: str | None,
-) -> _Case:
-    """Check a question against its policy, and return what is known before any model is asked."""
-    group = question.group if earlier is None else earlier.decision.group
-    if isinstance(question, Query):
-        pair = _menu_pair(policy)
-        if not isinstance(question.context, str):
-            _require_seen(pair, question)
-        menu = MenuQuestion(context=question.context, actions=question.actions, ordered=question.ordered)
-        return _Case(policy, caller_id, menu, None, earlier, conversation, session, group)
-    _text_pair(policy)
-    settings = _overridden(policy, question.body)
-    return _Case(
-        policy, caller_id, TextQuestion(request=question.body), settings, earlier, conversation, session, group
-    )
+def _check_question(policy: LivePolicy, question: Query | ChatRequest) -> str | None:
+    """Check a question against its policy; return why it has no guarantee if it overrides a pinned setting."""
+    if isinstance(question, ChatRequest):
+        _text_pair(policy)
+        return _overridden(policy, question.body)
+    pair = _menu_pair(policy)
+    if not isinstance(question.context, str):
+        _require_seen(pair, question)
+    return None
+
+
+def _audit_question(question: Query | ChatRequest) -> AuditQuestion:
+    if isinstance(question, ChatRequest):
+        return TextQuestion(request=question.body)
+    return MenuQuestion(context=question.context, actions=question.actions, ordered=question.ordered)
+
+
+async def _steps_from(
+    pending: Decision, further: AsyncGenerator[Decision] | AsyncGenerator[Decision | Chunk]
+) -> AsyncGenerator[Decision | Chunk]:
+    """Yield what an earlier attempt came to and, if that has no answer, the further steps."""
+    yield pending
+    if pending.answer is None:
+        async with aclosing(further):
+            async for step in further:
+                yield step
 
 
 def _require_seen(pair: MenuPair, query: Query) -> None:

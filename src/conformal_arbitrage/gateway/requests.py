@@ -38,7 +38,7 @@ from conformal_arbitrage.gateway.chat import (
     read_decisions,
     reply_headers,
 )
-from conformal_arbitrage.gateway.decider import Decider, Outcome, awaits_guardian, still_unanswered
+from conformal_arbitrage.gateway.decider import Decider, Outcome, still_unanswered
 from conformal_arbitrage.gateway.http import DECISION_ID, Incoming, caller_left, error_document
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
@@ -65,7 +65,7 @@ from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import CompletionBody, DecisionBody, DecisionRecord, Event, new_id
 from conformal_arbitrage.store.reviews import ReviewRequest, ReviewWork
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import ChatRequest, Chunk, Query
+from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Query
 
 DECISIONS, CHAT, RESPONSES = "/v1/decisions", "/v1/chat/completions", "/v1/responses"
 LEASE = 6.0
@@ -453,14 +453,21 @@ class DecisionRoutes:
     async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
         """Decide about one question; None if people have yet to decide."""
         try:
-            return await _last(self._steps(attempt, place))
+            return await self._outcome(attempt, place)
         except StillDecidingError:
             return None
 
-    async def _steps(self, attempt: Attempt, place: int, *, live: bool = False) -> AsyncGenerator[Outcome | Chunk]:
+    async def _outcome(
+        self, attempt: Attempt, place: int, take: Callable[[Outcome, Chunk], Awaitable[None]] | None = None
+    ) -> Outcome:
         """Decide about one question of a request, or continue what an earlier attempt decided.
 
         Each outcome is noted, and one that must not be lost is recorded before the next model is asked.
+
+        Args:
+            attempt: at the request.
+            place: of the question.
+            take: takes the Guardian's chunks as they come, with the outcome so far.
         """
         asked, policy = attempt.asked, attempt.asked.policy
         question = asked.questions[place]
@@ -478,21 +485,26 @@ class DecisionRoutes:
         if earlier is not None:
             question = replace(question, id=earlier.id)
             attempt.recorded.add(earlier.id)
-        steps = self._decider.steps(
+        case = self._decider.begin(
             policy, question, asked.caller_id, earlier, conversation=conversation,
-            session=None if by_session else asked.conversation, live=live,
+            session=None if by_session else asked.conversation, live=take is not None,
         )  # fmt: skip
         unsettled = by_session and asked.session is not None
-        async with aclosing(steps):
-            async for step in steps:
-                if isinstance(step, Outcome):
-                    attempt.outcomes[place] = step
-                    await self._keep(attempt, place, question, step)
+        outcome: Outcome | None = None
+        async with aclosing(case.steps):
+            async for step in case.steps:
+                if isinstance(step, Decision):
+                    outcome = attempt.outcomes[place] = self._decider.outcome(case, step)
+                    await self._keep(attempt, place, question, outcome)
                     if unsettled and asked.session is not None:
                         version = policy.version if conversation is None else conversation.version
-                        await self._sessions.settle(step, policy, asked.caller_id, asked.session, version)
+                        await self._sessions.settle(outcome, policy, asked.caller_id, asked.session, version)
                         unsettled = False
-                yield step
+                elif outcome is not None and take is not None:
+                    await take(outcome, step)
+        if outcome is None:
+            raise AssertionError("a decision ends with its outcome")
+        return outcome
 
     async def _earlier(self, attempt: Attempt, place: int) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any.
@@ -515,7 +527,7 @@ class DecisionRoutes:
     async def _keep(self, attempt: Attempt, place: int, question: Query | ChatRequest, outcome: Outcome) -> None:
         """Record an outcome that must not be lost; a question for people is put into their queue with it."""
         terms = attempt.asked.policy.pair.review
-        if not awaits_guardian(outcome.decision):
+        if not outcome.awaits_guardian:
             if len(attempt.asked.questions) > 1 and outcome.audit is not None:
                 await _keep_pending(attempt, place, outcome)  # or the ledger would have the deferred of a request first
         elif terms is not None and isinstance(question, Query):
@@ -529,16 +541,8 @@ class DecisionRoutes:
         """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
         start = time.perf_counter()
         live = _LiveAnswer(attempt, events, self._metrics, render)
-        outcome: Outcome | None = None
         try:
-            async with aclosing(self._steps(attempt, 0, live=True)) as steps:
-                async for step in steps:
-                    if isinstance(step, Outcome):
-                        outcome = step
-                    elif outcome is not None:
-                        await live.take(outcome, step)
-            if outcome is None:
-                raise AssertionError("a stream ends with its outcome")
+            outcome = await self._outcome(attempt, 0, live.take)
             if live.chunks is None:
                 await self._commit(attempt, [outcome], start)
                 await self._send(attempt, events)
@@ -705,17 +709,6 @@ async def all_settled(calls: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Re
     if errors:
         raise errors[0]
     return results
-
-
-async def _last(steps: AsyncGenerator[Outcome | Chunk]) -> Outcome:
-    """Return the last outcome."""
-    outcome: Outcome | None = None
-    async with aclosing(steps):
-        async for step in steps:
-            outcome = step if isinstance(step, Outcome) else outcome
-    if outcome is None:
-        raise AssertionError("a decision ends with its outcome")
-    return outcome
 
 
 async def _keep_pending(attempt: Attempt, place: int, outcome: Outcome) -> None:
