@@ -202,7 +202,7 @@ class Decision(Struct, frozen=True, kw_only=True):
         answer: the chosen action's text, or in router form the whole assistant message; live decisions only.
         legs: the models a live decision called, in order.
         spent: the sum over the legs.
-        no_guarantee: why a live decision has no guarantee; None if it has one.
+        no_guarantee: why the decision has no guarantee; None if it has one.
         learned: how a learned score decided; None if the margin did, or there was nothing to decide.
     """
 

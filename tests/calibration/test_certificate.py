@@ -174,12 +174,31 @@ def test_slack_and_risk_are_exact(science):
 def test_a_saved_certificate_loads_unchanged(tmp_path, science):
     certificate = calibrate(science, 0.05, guardian_sees="all")
     certificate.save(tmp_path / "certificate.json")
-    assert Certificate.load(tmp_path / "certificate.json") == certificate
+    assert Certificate.load(tmp_path / "certificate.json") == certificate.sign(ProjectSecret.find())
     document = json.loads((tmp_path / "certificate.json").read_text())
-    assert list(document) == ["schema", "rule", "promise", "loss", "evidence", "provenance", "guarantee"]
+    assert list(document) == [
+        "schema", "rule", "promise", "loss", "evidence", "provenance", "guarantee", "secret_id", "signature",
+    ]  # fmt: skip
     assert document["provenance"]["identities"] == "unbound"
     assert document["rule"]["relaxation"] == certificate.relaxation
     assert {p.name for p in tmp_path.iterdir()} == {"certificate.json"}
+
+
+def test_decisions_of_a_certificate_that_nobody_vouches_for_have_no_guarantee(tmp_path, science, monkeypatch):
+    path = tmp_path / "certificate.json"
+    calibrate(science, 0.05).save(path)
+    sound, document = Certificate.load(path), json.loads(path.read_text())
+    assert sound.decide([0.9, 0.1, 0.0]).no_guarantee is None
+    assert "has 9 actions; those of the certificate's log have" in sound.decide([0.9] + 8 * [0.1]).no_guarantee
+    for changes, reason in (
+        ({"signature": None, "secret_id": None}, "is not signed"),
+        ({"relaxation": 0.0}, "was changed since it was signed"),
+    ):
+        path.write_text(json.dumps(edited(document, changes)))
+        assert reason in Certificate.load(path).decide([0.9, 0.1, 0.0]).no_guarantee
+    path.write_text(json.dumps(document))
+    monkeypatch.setenv("ARBITRAGE_SECRET", "another-secret-of-some-length")
+    assert "which is not at hand" in Certificate.load(path).decide([0.9, 0.1, 0.0]).no_guarantee
 
 
 def test_the_key_is_never_part_of_the_saved_certificate(tmp_path, science):

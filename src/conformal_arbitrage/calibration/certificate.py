@@ -891,6 +891,7 @@ class Certificate:
         signature: of everything else, with the project's secret; None if unsigned.
         key: the secret behind the draws; never part of the saved certificate.
         fit: the learned score itself; saved in a file beside the certificate, whose digest the rule holds.
+        unchecked: why nothing shows that a loaded certificate is as it was calibrated; decisions then have no guarantee.
     """
 
     schema: int = SCHEMA
@@ -906,6 +907,7 @@ class Certificate:
     signature: str | None = None
     key: bytes | None = field(default=None, repr=False, compare=False)
     fit: LearnedScore | None = field(default=None, repr=False, compare=False)
+    unchecked: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def status(self) -> Status:
@@ -1018,11 +1020,14 @@ class Certificate:
     def load(cls, path: str | Path, *, key: bytes | None = None, secret: ProjectSecret | None = None) -> "Certificate":
         """Read a certificate from a file.
 
+        Its signature is verified with the secret that is at hand. Where that fails, since it is unsigned, was changed, or
+        was signed with a secret that is not here, its decisions say that they have no guarantee.
+
         Args:
             path: the file.
             key: the key behind its draws; needed to use a certificate with boundary="random" unless the project's
-                secret, which it is derived from, is given.
-            secret: the project's secret; the signature is verified with it.
+                secret, which it is derived from, is at hand.
+            secret: the project's secret, which must have signed it; by default the one that is at hand, if any.
 
         Raises:
             CertificateError: the file is missing, damaged, contradictory or of another schema version; the key or the
@@ -1032,10 +1037,13 @@ class Certificate:
         certificate = cls.from_dict(read_document(source), key=key, source=str(source))
         if certificate.learned is not None and certificate.fit is None:
             certificate = certificate.with_arrays(read_sidecar(source), source=str(sidecar_path(source)))
-        if secret is None:
-            return certificate
-        certificate.check_signature(secret, source=str(source))
-        return certificate.with_key_of(secret)
+        if secret is not None:
+            certificate.check_signature(secret, source=str(source))
+            return certificate.with_key_of(secret)
+        at_hand = ProjectSecret.search()
+        unchecked = certificate.why_unchecked(at_hand)
+        keyed = certificate if at_hand is None else certificate.with_key_of(at_hand)
+        return replace(keyed, unchecked=unchecked)
 
     @classmethod
     def from_dict(cls, document: Any, *, key: bytes | None = None, source: str = "certificate") -> "Certificate":
@@ -1080,10 +1088,14 @@ class Certificate:
         return replace(self, rule=rule, fit=None)
 
     def save(self, path: str | Path) -> None:
-        """Write certificate.json and, for a learned score, certificate.npz beside it; the key is not part of either."""
+        """Write certificate.json and, for a learned score, certificate.npz beside it; the key is not part of either.
+
+        A certificate without a signature is signed with the secret that `ProjectSecret.find` finds or makes.
+        """
+        signed = self if self.signed else self.sign(ProjectSecret.find())
         if self.fit is not None:
             write_bytes(sidecar_path(path), self.fit.packed)
-        write_document(path, self.to_dict())
+        write_document(path, signed.to_dict())
 
     def with_arrays(self, packed: bytes, *, source: str = "certificate") -> "Certificate":
         """Return the certificate with its learned score, from the content of the file beside it.
@@ -1115,6 +1127,18 @@ class Certificate:
         """Return the certificate signed with the project's secret."""
         unsigned = replace(self, secret_id=secret.id, signature=None)
         return replace(unsigned, signature=secret.sign(signed_bytes(unsigned.to_dict())))
+
+    def why_unchecked(self, secret: ProjectSecret | None) -> str | None:
+        """Return why the signature does not show that this is what was calibrated; None if it does."""
+        if self.signature is None:
+            reason = "is not signed"
+        elif secret is None or self.secret_id not in secret.fingerprints:
+            reason = f"was signed with the secret {self.secret_id}, which is not at hand (set ARBITRAGE_SECRET)"
+        elif not secret.verifies(signed_bytes(replace(self, signature=None).to_dict()), self.signature):
+            reason = "was changed since it was signed"
+        else:
+            return None
+        return f"the certificate {reason}; `arbitrage verify` recomputes it from its log"
 
     def check_signature(self, secret: ProjectSecret, *, source: str = "certificate") -> None:
         """Check that this certificate is as it was signed.
@@ -1236,10 +1260,9 @@ class Certificate:
         candidates, margin, use = self.sight(
             primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions
         )
-        deferred = len(candidates) > 1
+        deferred, size = len(candidates) > 1, _size(primary_scores)
         action: int | None = candidates[0]
         if deferred:
-            size = len(row_gaps(primary_scores, digits=self.evidence.score_digits))
             shown = candidates if self.guardian_sees == "candidates" else range(size)
             action = None if guardian is None else guardian_choice(guardian, shown, size=size)
         return Decision(
@@ -1250,6 +1273,7 @@ class Certificate:
             margin=margin,
             relaxation=self.threshold(group)[0],
             learned=use,
+            no_guarantee=self.unchecked or self.outside(size),
         )
 
     def apply(self, log: "ScoreLog") -> Decisions:
@@ -1460,6 +1484,11 @@ def _field_pairs(part: str, first: msgspec.Struct, second: msgspec.Struct) -> di
         return {part: (type(first).__name__, type(second).__name__)}
     names = [name for name in first.__struct_fields__ if name not in _NOT_COMPARED]
     return {name: (getattr(first, name), getattr(second, name)) for name in names}
+
+
+def _size(scores: Any) -> int:
+    """Return how many actions there are scores for."""
+    return len(scores if _are_floats(scores) else as_row(scores))
 
 
 def _are_floats(scores: Any) -> bool:
