@@ -36,7 +36,7 @@ def admin(filled):
 
 def test_the_overview_says_how_each_policy_does(admin):
     text = words(admin.open("/console"))
-    assert "broken: over the risk budget" in text
+    assert "broken: over its red line" in text
     assert "over budget: safe mode" in text
     assert re.search(r"On \d+ audited decisions the loss is 0\.\d{3}\. It lies between", text)
     assert re.search(r"Guardian asked 50\s% of 60 decisions", text)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from conformal_arbitrage import ScoreLog, calibrate
+from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
 from tests.validity.simulation import keeps
 
 N, ALPHA, TIMES, FRESH = 60, 0.05, 400, 200
@@ -41,3 +41,19 @@ def test_the_threshold_as_it_is_written_keeps_the_budget():
 def test_three_digits_of_it_would_not():
     measured = mean_loss(lambda rule: (float(f"{float(rule[1]):.3g}"), int(rule[2])))
     assert not keeps(ALPHA, measured), measured
+
+
+def test_the_share_that_stands_at_exactly_the_threshold_is_the_share_that_is_written():
+    """Three quarters of the rows lead by exactly 0.5; the first budget splits them, and the sentence says where."""
+    rng, rows = np.random.default_rng(4), 2000
+    confidence = rng.choice([0.5, 0.9], size=rows, p=[0.75, 0.25])
+    grade = np.where(confidence == 0.5, (rng.random(rows) < 0.9).astype(float), 1.0)
+    ids = [f"q{row}" for row in range(rows)]
+    log = ScoreLog.from_router(confidence=confidence, primary_grade=grade, guardian_grade=np.ones(rows), id=ids)
+    key = ProjectSecret((b"a secret of some length",)).boundary_key
+    certificate = calibrate(log, 0.02, boundary="random", key=key)
+    for text in (certificate.guarantee, certificate.summary):
+        [written] = re.findall(r"At exactly 0\.5 a draw decides: the Primary's stands in (\S+) % of cases", text)
+        fresh = [certificate.decide([0.0, 0.5], id=f"new {k}").decided_by == "primary" for k in range(5000)]
+        assert abs(np.mean(fresh) - float(written) / 100) < 4 * 0.5 / 5000**0.5
+        assert 0.1 < float(written) / 100 < 0.5

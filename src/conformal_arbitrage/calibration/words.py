@@ -72,7 +72,8 @@ def _rule_line(rule: LiveRule, promise: LivePromise, evidence: Evidence) -> str:
         chain = chain_text((*rule.chain.models, rule.guardian))
         return f"{chain}: the first answer before the path's stop is given, else the Guardian's."
     if isinstance(rule, ByGroup):
-        return f"Each group by '{rule.by}' has a threshold of its own; unknown groups are deferred."
+        small = "; small groups share one" if rule.small_groups == "merge" else ""
+        return f"Each group by '{rule.by}' has a threshold of its own{small}; unknown groups are deferred."
     if isinstance(rule, Learned):
         stands = "answer is given" if evidence.router else "choice stands"
         return f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
@@ -80,8 +81,18 @@ def _rule_line(rule: LiveRule, promise: LivePromise, evidence: Evidence) -> str:
     if isinstance(promise, PerSession):
         return f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
     if evidence.router:
-        return f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
-    return f"The Primary's choice stands where it leads by more than {threshold}, else the Guardian sees {shown}."
+        says = f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
+    else:
+        says = f"The Primary's choice stands where it leads by more than {threshold}, else the Guardian sees {shown}."
+    return says + _at_threshold(rule)
+
+
+def _at_threshold(rule: Threshold) -> str:
+    """Return what the draws at the threshold do, as a sentence after others; none if there are no draws."""
+    if rule.relaxation is None or rule.boundary_u is None:
+        return ""
+    stands = f"{100 * (1 - rule.boundary_u):.3g} %"
+    return f" At exactly {rule.relaxation!r} a draw decides: the Primary's stands in {stands} of cases."
 
 
 def as_written(value: float) -> str:
@@ -180,7 +191,8 @@ def _pair_guarantee(
         sight = (_OWN_SIGHT if isinstance(loss, Own) else _SIGHT)[rule.guardian_sees]
         parts.append(_router_rule(rule, promise, evidence.score_digits) if router else sight)
         if rule.boundary == "random":
-            parts.append(_RANDOM.format(what="Confidences" if router else "Actions"))
+            drawn = _at_threshold(rule) if isinstance(rule, Threshold) else ""
+            parts.append(_RANDOM.format(what="Confidences" if router else "Actions") + drawn)
         parts += _missing_text(loss)
         if isinstance(rule, Threshold) and not isinstance(promise, Confident | Dial):
             parts.append(

@@ -16,6 +16,8 @@ from rich import progress as bars
 from rich.console import Console
 
 from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.promises import Net, PerSession
+from conformal_arbitrage.calibration.words import as_written
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import (
     print_facts,
@@ -381,7 +383,7 @@ def ask_command(
     elif loaded.is_cascade:
         _show_path_decision(decision, loaded)
     else:
-        _show_decision(decision, loaded.alpha)
+        _show_decision(decision, loaded)
 
 
 def _menu_rule(models: Models, certificate: Certificate, allow: tuple[str, ...]) -> ConformalArbitrage | CascadeChooser:
@@ -432,12 +434,12 @@ def decision_json(decision: Decision) -> dict[str, Any]:
     return msgspec.to_builtins({**structs.asdict(decision), "margin": margin, "spent": decision.spent})
 
 
-def _show_decision(decision: Decision, alpha: float) -> None:
+def _show_decision(decision: Decision, certificate: Certificate) -> None:
     facts = [
         ("answer", _answer(decision)),
         ("decided by", role_name(decision.decided_by)),
         ("why", _why(decision)),
-        ("guarantee", _promise(decision, alpha)),
+        ("guarantee", _promise(decision, certificate)),
         ("cost", dollars(decision.spent.cost)),
     ]
     facts += [
@@ -569,7 +571,7 @@ def _show_path_decision(decision: Decision, certificate: Certificate) -> None:
             ("answer", _answer(decision)),
             ("answered by", asked[-1] if decision.decided_by != "fallback" else "the safe answer"),
             ("asked", ", ".join(asked)),
-            ("guarantee", _promise(decision, certificate.alpha)),
+            ("guarantee", _promise(decision, certificate)),
             ("id", str(decision.id)),
         ]
     )
@@ -579,8 +581,22 @@ def _answer(decision: Decision) -> str:
     return answer_text(decision.answer) if isinstance(decision.answer, Mapping) else str(decision.answer)
 
 
-def _promise(decision: Decision, alpha: float) -> str:
-    return f"expected loss at most {alpha:g}" if decision.no_guarantee is None else f"none: {decision.no_guarantee}"
+def _promise(decision: Decision, certificate: Certificate) -> str:
+    """Return what is promised of a decision, in the terms of its certificate."""
+    if decision.no_guarantee is not None:
+        return f"none: {decision.no_guarantee}"
+    alpha, session = as_written(certificate.alpha), isinstance(certificate.promise, PerSession)
+    loss = (
+        "net loss (gains counted)"
+        if isinstance(certificate.loss, Net)
+        else "loss of the session"
+        if session
+        else "loss"
+    )
+    if certificate.confidence is None:
+        return f"expected {loss} at most {alpha}"
+    sure = f"with probability {as_written(certificate.confidence)} over calibrations"
+    return f"long-run {loss} of this certificate at most {alpha}, {sure}"
 
 
 def role_name(role: str) -> str:

@@ -514,11 +514,13 @@ class _Tally:
 
 _MEANING = {
     "kept": "With the confidence stated below, the loss so far is at most alpha.",
-    "within calibration luck": "The loss so far is at most what bad luck in calibration explains.",
+    "within calibration luck": "With the confidence stated below, the loss so far is at most the red line: what bad luck in "
+    "calibration explains, except for one valid calibration in forty.",
     "no evidence": "Audits neither confirm nor refute that the budget is kept; more of them will.",
     "blind": "There are too few audits to say anything.",
     "amber": "Something needs attention.",
-    "red": "The loss is over the risk budget; in safe mode every query goes to the Guardian until this is settled.",
+    "red": "The evidence says that the loss, audits without an outcome counted, lies above the red line; in safe mode every "
+    "query goes to the Guardian until this is settled.",
     "not watched": "This certificate has no monitor.",
 }
 _REASONS = 5
