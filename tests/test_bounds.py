@@ -52,6 +52,7 @@ STATES_A_BOUND = re.compile(
 )
 NO_PROMISES = (
     "no relaxation keeps",
+    "no threshold that keeps",
     "breaks the guarantee",
     "who keeps the budget",
     "which decision rule",

@@ -31,7 +31,7 @@ def test_the_facts_mention_draws_missing_scores_and_deferral():
     always = calibrate(ScoreLog.from_arrays(**rows), 0.01, missing_guardian="worst_case")
     facts = dict(always.facts())
     assert facts["relaxation"] == "none: every query is deferred"
-    assert facts["missing scores"] == "Primary in 1 rows (deferred), Guardian in 20"
+    assert facts["missing scores"] == "Primary in 1 row (deferred), Guardian in 20"
     assert "on this log" not in facts
     primary, guardian = [[0.6, 0.5]] * 40, [[0.0, 1.0]] * 40
     random = calibrate(ScoreLog.from_arrays(primary, guardian, id=range(40)), 0.3, boundary="random", key=b"k")

@@ -226,7 +226,7 @@ def test_the_printed_commands_lead_from_a_table_of_ones_own_to_a_certificate_tha
     commands = [shlex.split(text) for text in shown.splitlines() if text.startswith("  arbitrage ")]
     assert [words[1] for words in commands] == ["router-log", "recommend", "certificate"]
     outputs = [run(*words[1:]) for words in commands]
-    assert ("13 of 400 rows lack a grade" in shown) == (kind == "missing grades")
+    assert ("without a grade, which count as the largest loss: 13 of 400" in shown) == (kind == "missing grades")
     if kind in ("percentages", "words", "log-probabilities"):
         assert kind in shown
         assert f"holds {kind}; the log has" in outputs[0]

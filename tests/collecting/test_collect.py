@@ -213,7 +213,7 @@ def test_a_primary_that_fails_has_no_opinion_and_a_guardian_that_fails_is_missin
         assert log.primary_usage.cost[1] == pytest.approx(20e-6)  # an unreadable reply is still paid for
         assert log.extra["guardian_error"][2] == f"UpstreamError: {upstream.url}: status 400 (no such thing)"
         assert "no such thing" in log.extra["guardian_raw"][2]
-        assert "1 rows have no Guardian score" in result.stderr
+        assert "1 row has no Guardian score" in result.stderr
         sent = len(upstream.bodies)
         upstream.reply = both
         run(*MENU)

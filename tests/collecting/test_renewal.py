@@ -207,7 +207,7 @@ def test_a_log_that_comes_after_rows_to_look_at_or_is_another_one_is_not_importe
         with pytest.raises(ConfigError, match="is not the log that a certificate of this policy was made from"):
             await import_log(world.store, POLICY, tmp_path / "other.parquet")
         await world.arrive(1)
-        assert "1 rows have arrived" in await import_log(world.store, POLICY, tmp_path / "log.parquet")
+        assert "1 row has arrived" in await import_log(world.store, POLICY, tmp_path / "log.parquet")
         assert (await world.ahead()).collected == 0
 
     world(body)

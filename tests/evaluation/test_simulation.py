@@ -155,7 +155,7 @@ def test_logs_and_options_that_cannot_be_replayed_are_refused():
         with pytest.raises(OptionError, match="leave loss=, by=, cluster= and score= out"):
             simulate(LOG, 0.05, boundary="random", **options)
     missing = ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1, 0]] * 39 + [[None, None]])
-    with pytest.raises(OptionError, match="1 rows have no Guardian score"):
+    with pytest.raises(OptionError, match="1 row has no Guardian score"):
         simulate(missing, 0.1)
     with pytest.raises(OptionError, match="nothing to watch"):
         simulate(LOG, 0.05, scenario=Scenario(calibration_rows=10))

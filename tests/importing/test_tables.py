@@ -74,7 +74,7 @@ def test_wide_columns_become_menus(tmp_path):
     assert imported.log.actions.tolist() == ["yes", "no"] * 2
     assert imported.log.no_opinion.tolist() == [False, True]
     assert imported.unused.counts == {"columns (kept as they are)": 1}
-    assert imported.notes[0].startswith("1 rows have no scores of the Primary")
+    assert imported.notes[0].startswith("1 row has no scores of the Primary")
 
 
 def invoke(*arguments):

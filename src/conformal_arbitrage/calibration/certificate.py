@@ -87,7 +87,7 @@ from conformal_arbitrage.core.walk import SMALLEST_BOUND
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
-from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object
+from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object, n_rows
 
 if TYPE_CHECKING:  # a gateway reads no logs
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -754,7 +754,7 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
         (
             "risk budget",
             f"alpha {as_written(promise.alpha)}, losses in [{as_written(loss.least)}, {as_written(loss.bound)}], "
-            f"{evidence.n} rows",
+            f"{n_rows(evidence.n)}",
         ),
     ]
     facts += [*_confidence_facts(certificate), *_learned_facts(certificate)]
@@ -770,7 +770,7 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
         facts += chain_facts(certificate.ancestry)
     no_opinion, missing = evidence.no_opinion_rows, evidence.missing_guardian_rows
     if no_opinion or missing:
-        facts.append(("missing scores", f"Primary in {no_opinion} rows (deferred), Guardian in {missing}"))
+        facts.append(("missing scores", f"Primary in {n_rows(no_opinion)} (deferred), Guardian in {missing}"))
     return facts
 
 

@@ -13,6 +13,7 @@ from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.losses import Number, as_fraction
 from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.types import n_rows
 
 if TYPE_CHECKING:  # a gateway reads no logs
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -122,7 +123,7 @@ def split(log: "ScoreLog", *, share: float = TUNING_SHARE, seed: int = 0) -> "tu
         raise OptionError(f"seed must be 0 or more; got {seed}")
     cut = round(share * len(log)) if 0 < share < 1 else 0
     if not 0 < cut < len(log):
-        raise OptionError(f"a share of {share:g} of {len(log)} rows leaves a part empty; use another share")
+        raise OptionError(f"a share of {share:g} of {n_rows(len(log))} leaves a part empty; use another share")
     order, lineage = np.random.default_rng(seed).permutation(len(log)), log.lineage()
     return log.select(order[:cut]).taken_from(*lineage), log.select(order[cut:]).taken_from(*lineage)
 

@@ -31,6 +31,7 @@ from conformal_arbitrage.calibration.promises import (
 )
 from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.core.ridge import spendable_losses
+from conformal_arbitrage.types import n_rows
 
 
 def guarantee(
@@ -55,7 +56,7 @@ def summary(rule: Rule, promise: Promise, loss: LossTerms, evidence: Evidence, a
     if rule.status == "always_defer":
         whom = rule.guardian if isinstance(rule, Path) else "the Guardian"
         return (
-            f"Every query goes to {whom}: {evidence.n} rows allow no threshold that keeps a budget of "
+            f"Every query goes to {whom}: {n_rows(evidence.n, 'allows', 'allow')} no threshold that keeps a budget of "
             f"{as_written(promise.alpha)}."
         )
     lines = [
@@ -259,12 +260,12 @@ def _bounded(rule: LiveRule, promise: LivePromise, loss: LossTerms) -> str:
             return f"{certain}{group.replace(' of', ' in', 1)} is at most {alpha}"
         case _:
             unit = "session" if isinstance(promise, PerSession) else "decision"
-            return f"the expected loss{counted} of the next {unit}{group} is at most {alpha}"
+            return f"the expected loss of the next {unit}{group}{counted} is at most {alpha}"
 
 
 def _conditions(promise: LivePromise, n: int) -> str:
     """Return under which conditions a promise holds, in a line."""
-    rows = f"{promise.clusters} clusters" if isinstance(promise, Cluster) else f"{n} rows"
+    rows = f"{promise.clusters} clusters" if isinstance(promise, Cluster) else n_rows(n)
     drawn = " (independent draws of it)" if isinstance(promise, Confident | Dial) else ""
     fixed = "options were" if isinstance(promise, Dial) else "alpha and options were"
     return f"traffic, models and settings stay as in these {rows}{drawn}; {fixed} fixed before anyone looked at them"
@@ -413,11 +414,13 @@ def _shared_promise(alpha: float, fewest: int) -> str:
 def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> str:
     """Return which groups have a threshold, which share one, and which are deferred."""
     own = {name: group for name, group in groups.items() if group.n >= fewest}
-    named = [f"{name} ({group.n} rows)" for name, group in own.items() if group.relaxation is not None]
+    named = [f"{name} ({n_rows(group.n)})" for name, group in own.items() if group.relaxation is not None]
     shared = [
-        f"{name} ({group.n} rows)" for name, group in groups.items() if name not in own and group.relaxation is not None
+        f"{name} ({n_rows(group.n)})"
+        for name, group in groups.items()
+        if name not in own and group.relaxation is not None
     ]
-    deferred = [f"{name} ({group.n} rows)" for name, group in groups.items() if group.relaxation is None]
+    deferred = [f"{name} ({n_rows(group.n)})" for name, group in groups.items() if group.relaxation is None]
     parts = [f"Groups are given by '{by}'."]
     parts += [f"Those with a threshold are {', '.join(named)}."] if named else []
     parts += [f"Those that share one are {', '.join(shared)}."] if shared else []

@@ -41,6 +41,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import Engine, ScoreParts, as_engine, scheme_of
 from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import write_table, write_text
+from conformal_arbitrage.types import n_rows
 
 CERTIFICATE = "certificate.json"
 FULL = "(--full prints the whole guarantee)"
@@ -201,7 +202,7 @@ def _show_certificate(
 ) -> None:
     if certificate.status == "always_defer":
         warn(
-            f"{certificate.n} rows cannot certify alpha {alpha}, so every query is deferred; at least "
+            f"{n_rows(certificate.n)} cannot certify alpha {alpha}, so every query is deferred; at least "
             f"{_rows_needed(certificate)}"
         )
     if as_json:
@@ -230,14 +231,14 @@ def _show_guarantee(certificate: Certificate, *, full: bool) -> None:
 def _rows_needed(certificate: Certificate) -> str:
     alpha = certificate.alpha
     if certificate.is_cascade:
-        return f"{rows_needed(alpha, 1)} rows are needed besides those that the chain is tuned on"
+        return f"{n_rows(rows_needed(alpha, 1), 'is', 'are')} needed besides those that the chain is tuned on"
     if certificate.confidence is None:
         size = certificate.promise.max_cluster_size if isinstance(certificate.promise, Cluster) else 1
         rows = rows_needed(alpha, certificate.loss_bound) * size
     else:
         dial = certificate.dial is not None
         rows = sure_rows_needed(alpha, certificate.loss_bound, confidence=certificate.confidence, dial=dial)
-    return f"{rows} rows are needed"
+    return f"{n_rows(rows, 'is', 'are')} needed"
 
 
 def _use(certificate: Certificate, scores: options.AnyLog, engine: Engine | None) -> dict[str, Any] | None:
@@ -380,7 +381,7 @@ def _apply_pair(
     if counts.outside:
         warn(f"rows without a guarantee: {counts.outside}; in the first, {counts.reason}")
     share = 100 * counts.deferred / counts.rows
-    sentences = [f"{counts.rows} rows: {counts.deferred} go to the Guardian ({share:.1f} %)."]
+    sentences = [f"{n_rows(counts.rows)}: {counts.deferred} go to the Guardian ({share:.1f} %)."]
     if counts.undecided:
         sentences.append(f"{counts.undecided} of them have no Guardian score yet: ask it about the candidates listed.")
     means = {"candidates": counts.candidates / counts.rows, "undecided": counts.undecided}

@@ -39,7 +39,7 @@ from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, o
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
-from conformal_arbitrage.types import as_object
+from conformal_arbitrage.types import as_object, n_rows
 
 # Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.
 if TYPE_CHECKING:
@@ -545,14 +545,14 @@ def records_grade_command(
 
 
 def _show_backlog(counts: dict[str, int]) -> None:
-    click.echo(f"{counts['gradable']} rows to grade, {counts['graded']} have grades.")
+    click.echo(f"{n_rows(counts['gradable'])} to grade, {counts['graded']} graded already.")
     for name, reason in (
         ("no_content", 'their answers were not kept; set content = "full" in the policy, for rows to come'),
         ("no_guardian", "the Guardian has not answered them, or not yet"),
         ("no_label", "no label to compare them with was recorded with a key of scope review"),
     ):
         if counts[name]:
-            warn(f"{counts[name]} rows cannot be graded: {reason}")
+            warn(f"{n_rows(counts[name])} cannot be graded: {reason}")
 
 
 def _show_result(counts: dict[str, int], result: GradingResult | None, *, as_json: bool) -> None:
@@ -562,9 +562,9 @@ def _show_result(counts: dict[str, int], result: GradingResult | None, *, as_jso
         print_json({**counts, "newly_graded": new, "failed": failed, "cost": cost, "first_problem": problem})
         return
     _show_backlog(counts)
-    click.echo(f"Graded: {new} rows, cost {dollars(cost)}.")
+    click.echo(f"Graded: {n_rows(new)}, cost {dollars(cost)}.")
     if failed:
-        warn(f"{failed} rows have no grades yet ({problem}); run the same command again to retry them")
+        warn(f"{n_rows(failed, 'has', 'have')} no grades yet ({problem}); run the same command again to retry them")
 
 
 # --- records migrate ---

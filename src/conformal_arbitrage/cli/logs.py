@@ -52,6 +52,7 @@ from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.scorelog.log import LEVELS, ScoreLog, read_confidence
 from conformal_arbitrage.scorelog.tables import Table, file_format, write_text
+from conformal_arbitrage.types import n_rows
 
 _WIDTH_WITH_SPREAD = 160
 """Columns of a terminal from which each mean has its standard error beside it."""
@@ -300,7 +301,7 @@ def _report(imported: Imported, output: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**imported.to_dict(), "output": output})
         return
-    click.echo(f"Written: {output}, {len(imported.log)} rows of {imported.models[0]} and {imported.models[1]}")
+    click.echo(f"Written: {output}, {n_rows(len(imported.log))} of {imported.models[0]} and {imported.models[1]}")
     for kind in imported.unused.to_list():
         click.echo(f"  not used: {kind['count']} {kind['reason']}, such as {', '.join(kind['examples'])}")
     for note in imported.notes:
@@ -361,7 +362,7 @@ def router_log_command(
     if as_json:
         print_json(summary)
     else:
-        click.echo(f"Written: {output}, {len(log)} rows ({summary['ungraded_rows']} lack a grade)")
+        click.echo(f"Written: {output}, {n_rows(len(log))} ({summary['ungraded_rows']} without a grade)")
         if summary["ungraded_rows"]:
             click.echo(
                 "Rows without a grade: grade them, or count them as the largest loss: --missing-guardian worst_case."
@@ -463,7 +464,7 @@ def split_command(
     if as_json:
         print_json({"explore": len(parts[0]), "certify": len(parts[1])})
     else:
-        click.echo(f"Written: {explore} ({len(parts[0])} rows) and {certify} ({len(parts[1])} rows)")
+        click.echo(f"Written: {explore} ({n_rows(len(parts[0]))}) and {certify} ({n_rows(len(parts[1]))})")
 
 
 @click.command("learn")

@@ -57,7 +57,7 @@ from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import PolicyVersion, open_store, policies
-from conformal_arbitrage.types import ChatRequest, Decision, Query, Spent
+from conformal_arbitrage.types import ChatRequest, Decision, Query, Spent, n_rows
 
 
 @click.command("init")
@@ -304,12 +304,12 @@ def _show_collected(log: ScoreLog, output: str, *, as_json: bool) -> None:
         return
     for role in ("primary", "guardian"):
         failed, cost = totals[f"{role}_failures"], totals[f"{role}_cost"]
-        click.echo(f"{role}: {totals['rows']} rows, {failed} failed, cost {dollars(cost)}")
+        click.echo(f"{role}: {n_rows(totals['rows'])}, {failed} failed, cost {dollars(cost)}")
     click.echo(f"all replies, including graders and earlier runs: cost {dollars(totals['cost'])}")
     if totals["missing_guardian_rows"]:
         warn(
-            f"{totals['missing_guardian_rows']} rows have no Guardian score: run the same command again to retry the failed "
-            "calls (a reply that cannot be parsed is kept and not requested again), or calibrate with "
+            f"{n_rows(totals['missing_guardian_rows'], 'has', 'have')} no Guardian score: run the same command again to "
+            "retry the failed calls (a reply that cannot be parsed is kept and not requested again), or calibrate with "
             "--missing-guardian worst_case; the column guardian_error gives the reasons"
         )
     click.echo(f"Written: {output}; raw replies in {replies_path(output)}")
@@ -558,7 +558,7 @@ def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> No
         [name, str(failures.get(name, figures["missing_guardian_rows"])), f"${cost:.4g}"]
         for name, cost in costs.items()
     ]
-    print_table(header, rows, title=f"{len(log)} rows")
+    print_table(header, rows, title=n_rows(len(log)))
     click.echo(
         f"Written: {output}. Next: arbitrage calibrate {output} --path --guardian-column {log.guardian} --alpha A"
     )

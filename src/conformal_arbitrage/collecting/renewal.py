@@ -37,7 +37,7 @@ from conformal_arbitrage.store.events import CalibrationRow
 from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, id_at
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import DAY, as_object
+from conformal_arbitrage.types import DAY, as_object, n_rows
 
 # --- The looking part of a policy's rows ---
 
@@ -510,8 +510,8 @@ async def _import(
     arrived = await _Rows(store, policy).count(version.installed)
     if arrived:
         return (
-            f"the log was not imported: {arrived} rows have arrived since version {version.version} was installed, and what "
-            "the first renewal takes has to be settled before; it takes live rows only"
+            f"the log was not imported: {n_rows(arrived, 'has', 'have')} arrived since version {version.version} was "
+            "installed, and what the first renewal takes has to be settled before; it takes live rows only"
         )
     await store.run(events.import_rows, policy.name, certificate.evidence.log_sha256, log_rows(log, certificate))
     return None

@@ -20,6 +20,7 @@ from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000
 from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.types import n_rows
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
 
@@ -106,7 +107,7 @@ class Assessment:
             where = f"{low:.4f} to {high:.4f}, {100 * group.deferred:.1f} % deferred, {group.rows} rows"
             facts.append((f"group {name}", f"{group.loss:.4f}, interval {where}"))
         if self.missing_guardian_rows:
-            facts.append(("unknown loss", f"{self.missing_guardian_rows} rows, counted as the worst case"))
+            facts.append(("unknown loss", f"{n_rows(self.missing_guardian_rows)}, counted as the worst case"))
         return facts
 
     def __repr__(self) -> str:
@@ -295,7 +296,7 @@ def _problems(certificate: Certificate, log: ScoreLog, unknown: Bools) -> list[s
         problems.append("the log was not made by the models this certificate was made with")
     if unknown.any():
         problems.append(
-            f"{int(unknown.sum())} rows have an unknown loss, counted as {certificate.loss_bound:g} unless "
+            f"{n_rows(int(unknown.sum()), 'has', 'have')} an unknown loss, counted as {certificate.loss_bound:g} unless "
             "everything was in sight; ask the Guardian again for a sharper figure"
         )
     return problems

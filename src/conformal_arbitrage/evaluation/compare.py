@@ -30,6 +30,7 @@ from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Cost
 from conformal_arbitrage.evaluation.inspection import primary_alone
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.types import n_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -503,7 +504,9 @@ def compare(
     if not budgets or not all(0 < alpha < 1 for alpha in budgets):
         raise OptionError(f"every alpha must lie above 0 and below 1; got {list(alphas)!r}")
     if log.unknown_loss.any():
-        raise OptionError(f"{log.source}: {int(log.unknown_loss.sum())} rows have no known loss; compare complete rows")
+        raise OptionError(
+            f"{log.source}: {n_rows(int(log.unknown_loss.sum()), 'has', 'have')} no known loss; compare complete rows"
+        )
     if splits < 1:
         raise OptionError(f"splits must be 1 or more; got {splits}")
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from conformal_arbitrage.core.losses import GuardianSees
 from conformal_arbitrage.core.trials import LegCost
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
+from conformal_arbitrage.types import n_rows
 
 TokenPrice = tuple[float, float]
 """Dollars per million input tokens and per million output tokens."""
@@ -93,7 +94,9 @@ def _leg(log: ScoreLog, usage: Usage, name: str, cost: float | None, price: Toke
         raise OptionError(f"{log.source}: a price needs the columns {name}_input_tokens and {name}_output_tokens")
     unknown = int(np.isnan(usage.input_tokens + usage.output_tokens).sum())
     if unknown:
-        raise OptionError(f"{log.source}: {unknown} rows lack the token counts of {name}; give a cost instead")
+        raise OptionError(
+            f"{log.source}: {n_rows(unknown, 'lacks', 'lack')} the token counts of {name}; give a cost instead"
+        )
     per_input, per_output = (_dollars(value, name) / 1e6 for value in price)
     tokens = usage.input_tokens.astype(np.int64)
     return LegCost(base=per_output * usage.output_tokens, rate=per_input, tokens=tokens)

@@ -23,6 +23,7 @@ from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.scorelog.fitness import refuse_unfit, repeats
 from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.types import n_rows
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
@@ -178,8 +179,14 @@ class Inspection:
             cost = self.cost_per_1000
             facts.append(("dollars per 1000", f"Primary {cost['primary']:.4g}, Guardian {cost['guardian']:.4g}"))
         facts += [
-            ("missing scores", f"Primary in {self.no_opinion_rows} rows, Guardian in {self.missing_guardian_rows}"),
-            ("Primary's margin", f"{self.distinct_margins} distinct values, tied at the top in {self.tied_rows} rows"),
+            (
+                "missing scores",
+                f"Primary in {n_rows(self.no_opinion_rows)}, Guardian in {self.missing_guardian_rows}",
+            ),
+            (
+                "Primary's margin",
+                f"distinct values: {self.distinct_margins}; tied at the top in {n_rows(self.tied_rows)}",
+            ),
             ("Primary alone", f"mean loss {self.primary_loss:.4f} per query"),
         ]
         if self.auc is not None and self.auc_interval is not None:
@@ -494,9 +501,9 @@ def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     if log.id is None:
         problems.append("no `id` column: learned scores, joins and resuming need one")
     if log.unknown_loss.any():
-        what = "have no Guardian score" if log.binary is None else "lack a Guardian score or its `correct`"
+        what = "a Guardian score" if log.binary is None else "a Guardian score or its `correct`"
         problems.append(
-            f"{log.unknown_loss.sum()} rows {what} and are not part of these figures: collect them again, or "
+            f"{n_rows(int(log.unknown_loss.sum()))} without {what}, not part of these figures: collect them again, or "
             "calibrate with --missing-guardian worst_case, which defers more often"
         )
     if bound is None:

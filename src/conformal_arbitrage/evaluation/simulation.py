@@ -26,6 +26,7 @@ from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, de
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import strings
+from conformal_arbitrage.types import n_rows
 
 # --- What a simulation shows to people ---
 
@@ -305,8 +306,8 @@ def _refuse(log: ScoreLog, options: CalibrationOptions) -> None:
     refuse_unfit(log.source, log.extra)
     if log.missing.any():
         raise OptionError(
-            f"{log.source}: {int(log.missing.sum())} rows have no Guardian score, so that their loss is unknown; ask the "
-            "Guardian again, or leave these rows out of a simulation"
+            f"{log.source}: {n_rows(int(log.missing.sum()), 'has', 'have')} no Guardian score, so that the loss is unknown; "
+            "ask the Guardian again, or leave these rows out of a simulation"
         )
     refuse_combination("simulation", *options.kinds)
 

@@ -19,7 +19,7 @@ from conformal_arbitrage.models.port import fingerprint, work_through
 from conformal_arbitrage.models.wrappers import SpendingLimit
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 from conformal_arbitrage.scorelog.tables import Table, strings
-from conformal_arbitrage.types import ChatRequest, Messages, as_list, transcript
+from conformal_arbitrage.types import ChatRequest, Messages, as_list, n_rows, transcript
 
 # --- Pair two models' answers to the same questions, and turn the pairs into a score log in router form ---
 
@@ -215,11 +215,12 @@ def counted(log: ScoreLog) -> tuple[str, ...]:
     notes: list[str] = []
     if silent := int(log.no_opinion.sum()):
         notes.append(
-            f"{silent} rows have no confidence of the Primary (it failed, or the file has none): they are deferred"
+            f"{n_rows(silent, 'has', 'have')} no confidence of the Primary (it failed, or the file has none): deferred"
         )
     if missing := int(log.missing.sum()):
         notes.append(
-            f"{missing} rows have no grade of an answer: ask or grade again, or calibrate with --missing-guardian worst_case"
+            f"{n_rows(missing, 'has', 'have')} no grade of an answer: ask or grade again, or calibrate with "
+            "--missing-guardian worst_case"
         )
     return tuple(notes)
 

@@ -17,6 +17,7 @@ from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
 from conformal_arbitrage.scorelog.log import read_confidence
 from conformal_arbitrage.scorelog.tables import Table
+from conformal_arbitrage.types import n_rows
 
 Have = Literal["csv", "endpoints", "eval"]
 CONFIG, LOG, PLAN, CERTIFICATE = "arbitrage.toml", "log.parquet", "route.toml", "certificate.json"
@@ -171,7 +172,9 @@ def _from_table(path: str) -> tuple[str, str | None, int]:
         held = f"{sure}: {converted}, which are converted" if converted else sure
         found = f"a confidence ({held}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
         missing = int(ungraded.sum())
-        found += f"; {missing} of {len(ungraded)} rows lack a grade, and count as the largest loss" if missing else ""
+        found += (
+            f"; rows without a grade, which count as the largest loss: {missing} of {len(ungraded)}" if missing else ""
+        )
         return found, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
@@ -231,7 +234,7 @@ def _refuse_repeated_ids(table: Table, path: str) -> None:
     ids = [] if "id" not in table.types else [text for text in table.texts("id").tolist() if text]
     repeated = len(ids) - len(set(ids))
     if repeated:
-        rows = "1 row has" if repeated == 1 else f"{repeated} rows have"
+        rows = n_rows(repeated, "has", "have")
         raise OptionError(
             f"{path}: in column 'id', {rows} the id of an earlier row; keep one row of each question, or rename the column "
             "if it names something else, such as a conversation"

@@ -13,6 +13,7 @@ from conformal_arbitrage.errors import ScoreLogError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.types import n_rows
 
 UNFIT = "unfit_for_calibration"
 """A column that marks a log whose rows were selected by their scores."""
@@ -50,22 +51,16 @@ class Repeats:
 
     def problems(self) -> list[str]:
         """Return what to do about repeats, in words."""
-        what = {
-            ("repeats", "repeat", "the context of an earlier row"): self.contexts,
-            ("equals", "equal", "an earlier row in all but the id"): self.rows,
-        }
+        repeated = [
+            (self.contexts, ("repeats", "repeat"), "the context of an earlier row"),
+            (self.rows, ("equals", "equal"), "an earlier row in all but the id"),
+        ]
         return [
-            f"{_rows_that(count, which)}: rows entered several times, or many of one conversation, are not exchangeable "
-            "with new ones; keep one of each, or declare them: --cluster COLUMN --max-cluster-size M"
-            for which, count in what.items()
+            f"{n_rows(count, *verbs)} {what}: rows entered several times, or many of one conversation, are not "
+            "exchangeable with new ones; keep one of each, or declare them: --cluster COLUMN --max-cluster-size M"
+            for count, verbs, what in repeated
             if count
         ]
-
-
-def _rows_that(rows: int, words: tuple[str, str, str]) -> str:
-    """Return what so many rows do, given the verb for one, that for several, and the rest."""
-    one, several, rest = words
-    return f"1 row {one} {rest}" if rows == 1 else f"{rows} rows {several} {rest}"
 
 
 def repeats(log: "ScoreLog") -> Repeats:
