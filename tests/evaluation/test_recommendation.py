@@ -108,9 +108,12 @@ def test_a_budget_that_needs_nobody_or_always_the_guardian_is_said():
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(("primary", "guardian"), [(0.85, 0.61), (0.61, 0.85)])
-def test_noise_is_recommended_in_at_most_one_case_of_twenty(primary, guardian):
-    def worth(seed, n):
+@pytest.mark.parametrize(("primary", "guardian"), [(0.85, 0.61), (0.61, 0.85), (0.8, 0.95), (0.5, 1.0)])
+@pytest.mark.parametrize("n", [100, 400, 2000])
+def test_noise_is_recommended_in_at_most_one_case_of_twenty(n, primary, guardian):
+    """Measured: at most 2.7 % of 1,000 seeds; `inspect` at most 2.4 %."""
+
+    def worth(seed):
         rng = np.random.default_rng(seed)
         grades = {
             name: (rng.random(n) < share).astype(float)
@@ -119,7 +122,7 @@ def test_noise_is_recommended_in_at_most_one_case_of_twenty(primary, guardian):
         log = ScoreLog.from_router(confidence=rng.random(n), id=range(n), **grades)
         return recommend(log, 0.1, trials=2).comparison.worth_routing
 
-    assert sum(worth(seed, n) for seed in range(500) for n in (100, 1000)) <= 50
+    assert sum(worth(seed) for seed in range(1000)) <= 50
 
 
 def test_dollars_decide_where_they_are_known():

@@ -504,9 +504,7 @@ def compare(
     if not budgets or not all(0 < alpha < 1 for alpha in budgets):
         raise OptionError(f"every alpha must lie above 0 and below 1; got {list(alphas)!r}")
     if log.unknown_loss.any():
-        raise OptionError(
-            f"{log.source}: {n_rows(int(log.unknown_loss.sum()), 'has', 'have')} no known loss; compare complete rows"
-        )
+        raise OptionError(f"{log.source}: {n_rows(int(log.unknown_loss.sum()))} without a loss; compare complete rows")
     if splits < 1:
         raise OptionError(f"splits must be 1 or more; got {splits}")
     rng = np.random.default_rng(seed)
