@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.cli import cli, gateway, output
 from conformal_arbitrage.cli.main import COMMANDS
 from conformal_arbitrage.cli.models import _show_decision
@@ -20,6 +21,7 @@ from tests.cli import test_cli
 from tests.cli.test_cli import PAIR
 
 run = test_cli.run
+LOG = ScoreLog.from_arrays([[0.9, 0.1], [0.6, 0.4]] * 50, [[1.0, 0.0]] * 100)
 
 CONFIGURATION = """\
 [primary]
@@ -116,10 +118,27 @@ def test_an_answer_is_shown_as_text(capsys, answer, text):
     decision = Decision(
         id="d", action=0, answer=answer, candidates=(0,), decided_by="primary", margin=1.0, relaxation=0.5
     )
-    _show_decision(decision, 0.05)
+    _show_decision(decision, calibrate(LOG, 0.05))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("answer")]
     assert text in line
     assert '"content"' not in line
+
+
+@pytest.mark.parametrize(
+    ("options", "promise"),
+    [
+        ({}, "expected loss at most 0.05"),
+        ({"loss": "net"}, "expected net loss (gains counted) at most 0.05"),
+        (
+            {"confidence": 0.9, "zero_one": True},
+            "long-run loss of this certificate at most 0.05, with probability 0.9 over calibrations",
+        ),
+    ],
+)
+def test_an_answer_comes_with_the_promise_of_its_certificate(capsys, options, promise):
+    decision = Decision(id="d", action=0, answer="A", candidates=(0,), decided_by="primary", margin=1.0, relaxation=0.5)
+    _show_decision(decision, calibrate(LOG, 0.05, **options))
+    assert promise in " ".join(capsys.readouterr().out.split())
 
 
 OUTPUTS = {
