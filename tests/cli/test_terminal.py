@@ -21,7 +21,7 @@ from tests.cli import test_cli
 from tests.cli.test_cli import PAIR
 
 run = test_cli.run
-LOG = ScoreLog.from_arrays([[0.9, 0.1], [0.6, 0.4]] * 50, [[1.0, 0.0]] * 100)
+LOG = ScoreLog.from_arrays([[0.9, 0.1], [0.6, 0.4]] * 50, [[1.0, 0.0]] * 100, id=range(100), label=[0] * 100)
 
 CONFIGURATION = """\
 [primary]
@@ -128,7 +128,7 @@ def test_an_answer_is_shown_as_text(capsys, answer, text):
     ("options", "promise"),
     [
         ({}, "expected loss at most 0.05"),
-        ({"loss": "net"}, "expected net loss (gains counted) at most 0.05"),
+        ({"loss": "net", "boundary": "random", "key": b"k"}, "expected net loss (gains counted) at most 0.05"),
         (
             {"confidence": 0.9, "zero_one": True},
             "long-run loss of this certificate at most 0.05, with probability 0.9 over calibrations",
