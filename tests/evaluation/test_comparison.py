@@ -148,7 +148,7 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(OptionError, match="every alpha must lie above 0 and below 1"):
         compare(router_log(), [1.5], splits=2)
     missing = ScoreLog.from_arrays(scores, np.where(np.arange(600)[:, None] < 3, np.nan, scores))
-    with pytest.raises(OptionError, match="3 rows have no known loss"):
+    with pytest.raises(OptionError, match="3 rows without a loss"):
         compare(missing, [0.1], splits=2)
 
 
