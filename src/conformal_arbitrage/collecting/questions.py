@@ -3,11 +3,11 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.models.completions import QUESTION, SETTINGS, checked_settings
@@ -25,44 +25,42 @@ _TOOL_CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Menus:
+class _Questions:
+    """What questions in either form share.
+
+    Attributes:
+        groups: the subject, tenant or language of each row, if the file has them.
+        answer_column: the column of the answers, if the file has one.
+    """
+
+    groups: list[str] | None = None
+    answer_column: str | None = None
+
+    def first(self, limit: int | None) -> Self:
+        """Return the first rows; all of them if the limit is None."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value[:limit] for name, value in values.items() if isinstance(value, list)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Menus(_Questions):
     """Multiple-choice questions.
 
     Attributes:
         queries: the questions, with ids, in the file's order.
         labels: the index of each right action, if the file has answers.
-        groups: the subject, tenant or language of each row, if the file has them.
-        answer_column: the column of the answers, if the file has one.
     """
 
     queries: list[Query]
     labels: list[int] | None = None
-    groups: list[str] | None = None
-    answer_column: str | None = None
-
-    def first(self, limit: int | None) -> "Menus":
-        """Return the first rows; all of them if the limit is None."""
-        cut = slice(limit)
-        labels = None if self.labels is None else self.labels[cut]
-        groups = None if self.groups is None else self.groups[cut]
-        return replace(self, queries=self.queries[cut], labels=labels, groups=groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class Requests(_Questions):
     """Chat requests, with the expected answers if the file has them."""
 
     requests: list[ChatRequest]
     expected: list[str] | None = None
-    groups: list[str] | None = None
-    answer_column: str | None = None
-
-    def first(self, limit: int | None) -> "Requests":
-        """Return the first rows; all of them if the limit is None."""
-        cut = slice(limit)
-        expected = None if self.expected is None else self.expected[cut]
-        groups = None if self.groups is None else self.groups[cut]
-        return replace(self, requests=self.requests[cut], expected=expected, groups=groups)
 
 
 def read_questions(

@@ -246,10 +246,11 @@ def _router_row(
     id: str, primary: list[float], guardian: list[float], correct: list[float] | None, certificate: Certificate
 ) -> CalibrationRow:
     """Return a row with grades that give the same regret; with gains counted, those that were given."""
-    best, own = correct if certificate.loss.name == NET and correct is not None else (1.0, guardian[1])
-    known = not isnan(own) and not isnan(best) and not isnan(guardian[0])
+    counted = correct if certificate.loss.name == NET else None
+    guardian_grade, primary_grade = (1.0, guardian[1]) if counted is None else counted
+    known = not isnan(primary_grade) and not isnan(guardian_grade) and not isnan(guardian[0])
     grader = certificate.identities.get("grader") if isinstance(certificate.identities, dict) else None
-    grades = Grades(primary=own, guardian=best) if known else None
+    grades = Grades(primary=primary_grade, guardian=guardian_grade) if known else None
     return CalibrationRow(
         id=id, form="text", size=2, primary=_numbers(primary[1:]), grades=grades,
         grader=None if grader == BY_FEEDBACK else grader,

@@ -142,7 +142,7 @@ def looked_frontier(
         options = replace(options_of(certificate), missing_guardian="worst_case", dial=False, margins=False)
         log = rows_log(counted, certificate, None, source="the rows that may be looked at")
         bound = Fraction(repr(certificate.loss_bound))
-    budgets = sorted({*(float(Fraction(one) * bound) for one in BUDGETS), alpha})
+    budgets = sorted({*(float(Fraction(budget) * bound) for budget in BUDGETS), alpha})
     frontier = evaluate(log, budgets, calibration_size=len(log) // 2, trials=_TRIALS, options=options)
     points = [
         LookedPoint(alpha=point.alpha or 0.0, share=point.mean("deferred") or 0.0, loss=point.mean("loss") or 0.0)
@@ -280,10 +280,10 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
 def _renewals_made(history: Sequence[PolicyVersion], chain: RenewalChain) -> int:
     """Return the number of the last renewal of a chain, also if it was rolled back: none is made twice."""
     places = [as_object(version.certificate.get("ancestry")) for version in history]
-    own = [
+    renewals = [
         place for place in places if (place.get("root_sha256"), place.get("since")) == (chain.root_sha256, chain.since)
     ]
-    return max((int(place["renewal"]) for place in own), default=0)
+    return max((int(place["renewal"]) for place in renewals), default=0)
 
 
 async def _last_alarm(store: Store, policy: str) -> float | None:
@@ -312,17 +312,17 @@ def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) 
     """
     if is_cascade(history[0].certificate):
         refuse_combination("renewal", "path")
-    own = [version for version in history if _made_with(version, policy.identities)]
-    if own and own[0] is not history[0]:
+    versions = [version for version in history if _made_with(version, policy.identities)]
+    if versions and versions[0] is not history[0]:
         raise StoreError(
             f"policy {policy.name}: version {history[0].version} was made for other models, and these had version "
-            f"{own[0].version}; renew it with the configuration of the other models"
+            f"{versions[0].version}; renew it with the configuration of the other models"
         )
 
 
 def _made_with(version: PolicyVersion, identities: Mapping[str, Any]) -> bool:
     then = as_object(as_object(version.certificate.get("provenance")).get("identities"))
-    models = {name: one for name, one in identities.items() if name != "group" or name in then}
+    models = {name: identity for name, identity in identities.items() if name != "group" or name in then}
     return bool(models) and all(then.get(role) == identity for role, identity in models.items())
 
 

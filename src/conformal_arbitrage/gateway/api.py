@@ -194,10 +194,10 @@ class RecordRoutes:
 
     async def _own(self, request: Incoming) -> DecisionRecord:
         record = await self._store.run(pages.record, str(request.path_params["id"])[:64])
-        own = request.caller.sees_only
+        only_key = request.caller.sees_only
         bound = request.caller.policies
         elsewhere = record is not None and bound is not None and record.policy not in bound
-        if record is None or elsewhere or (own is not None and record.key_id != own):
+        if record is None or elsewhere or (only_key is not None and record.key_id != only_key):
             raise RequestError("there is no such record", status=404, code="record_not_found")
         return record
 

@@ -239,9 +239,9 @@ class PolicyTable:
         await self.refresh(await self._store.change_count())
         for error in self._unusable.values():
             raise error
-        for name, own in self._own.items():
+        for name, version in self._own.items():
             if self._live[name].version:
-                _log.info("%s", note_of_start(self._config, own), extra={"policy": name})
+                _log.info("%s", note_of_start(self._config, version), extra={"policy": name})
 
     def _without_certificate(self, name: str) -> LivePolicy:
         settings = self._config.policies[name]
@@ -278,9 +278,9 @@ class PolicyTable:
             self._put_in_force(newest, newest, bound)
             return
         for version in await self._store.run(policies.history, newest.name):
-            own = self._bound(version) if version.version < newest.version else bound
-            if not isinstance(own, NOT_OURS):
-                self._put_in_force(newest, version, own)
+            earlier = self._bound(version) if version.version < newest.version else bound
+            if not isinstance(earlier, NOT_OURS):
+                self._put_in_force(newest, version, earlier)
                 return
         live = self._live.get(newest.name)
         self._put_in_force(newest, newest, bound if live is None or live.version else live)  # or goes on without any

@@ -206,19 +206,11 @@ class Attempt:
         start = time.perf_counter()
         self._committing += 1
         try:
-            if self.claim is None:
-                await self._store.run(stored_events.commit, events, audits=audits, news=news)
-            else:
-                await self._store.run(
-                    stored_events.commit,
-                    events,
-                    claim=self.claim,
-                    response=response,
-                    audits=audits,
-                    begun=begun,
-                    news=news,
-                    reviews=reviews,
-                )
+            claim = self.claim
+            await self._store.run(
+                stored_events.commit, events, audits=audits, news=news, claim=claim, response=claim and response,
+                begun=claim and begun, reviews=claim and reviews,
+            )  # fmt: skip
             if response is not None:
                 self.state = Replied(response)
         finally:
@@ -262,19 +254,11 @@ class Attempt:
             digests: of their questions by id, by which a retry without a key does.
             news: ids of those drawn for an audit.
         """
-        if self.claim is None:
-            await self._store.run(stored_events.commit, events, audits=audits, undelivered=digests, news=news)
-        else:
-            without_key = digests if self.asked.key is None else None
-            await self._store.run(
-                stored_events.commit,
-                events,
-                claim=self.claim,
-                audits=audits,
-                begun=begun,
-                news=news,
-                undelivered=without_key,
-            )
+        claim = self.claim
+        await self._store.run(
+            stored_events.commit, events, audits=audits, news=news, claim=claim, begun=claim and begun,
+            undelivered=digests if claim is None or self.asked.key is None else None,
+        )  # fmt: skip
         # Known here at once: a retry may come before the store is next asked how it stands.
         self._store.has_undelivered = True
 

@@ -160,13 +160,13 @@ class Models:
     def cascade_answerers(self) -> tuple[dict[str, Answerer], str, Answerer]:
         """Return the cheap models of the cascade in free text, by name, and the Guardian with its name."""
         *cheap, (name, last) = self.config.cascade_sections.items()
-        models = {one: self.answerer("primary", section) for one, section in cheap}
+        models = {label: self.answerer("primary", section) for label, section in cheap}
         return models, name, self.answerer("guardian", last)
 
     def cascade_scorers(self) -> tuple[dict[str, Scorer], str, Scorer]:
         """Return the same over menus."""
         *cheap, (name, last) = self.config.cascade_sections.items()
-        models = {one: self.scorer("primary", section) for one, section in cheap}
+        models = {label: self.scorer("primary", section) for label, section in cheap}
         return models, name, self.scorer("guardian", last)
 
     def _grouping(self, how: str) -> Grouping:
@@ -237,13 +237,13 @@ class Models:
                 self.guardian_breakers.setdefault(section, []).append(port)
         if self._extras.gate is not None:
             port = Limit(port, self._extras.gate)
-        own: dict[str, int | None] = {
+        limits: dict[str, int | None] = {
             "concurrency": model.concurrency or (CONCURRENCY if self._extras == Extras() else None),
             "requests_per_minute": model.requests_per_minute,
             "tokens_per_minute": model.tokens_per_minute,
         }
-        if any(own.values()):
-            gate = RateLimit(**own, live_share=self._extras.live_share)
+        if any(limits.values()):
+            gate = RateLimit(**limits, live_share=self._extras.live_share)
             gate = self._gates.setdefault(section, gate)  # one for all ports of a model
             port = Limit(port, gate)  # outside the shared gate, so that no shared slot is held while waiting for rates
         if self._extras.replies is not None:

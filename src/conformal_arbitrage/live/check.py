@@ -352,7 +352,7 @@ def certificates_at_hand(config: Config, installed: Sequence[PolicyVersion] = ()
         installed: the versions in force in a gateway's database.
     """
     folder = Path(config.folder)
-    named = {folder / one.certificate for one in config.policies.values() if one.certificate is not None}
+    named = {folder / policy.certificate for policy in config.policies.values() if policy.certificate is not None}
     certificates: dict[str, Certificate] = {}
     for path in sorted({*named, *folder.glob("*.json")}):
         try:
@@ -388,7 +388,7 @@ def _is_stale(certificate: Certificate, config: Config, changes: Collection[Pinn
         roles = [change.role] if change.role in SECTIONS else ROLES
         bound: list[dict[str, Any]] = [identities.get(role, {}) for role in roles]
         model = models[change.role]
-        return any(one.get("model") == model and one.get(change.name) == change.before for one in bound)
+        return any(identity.get("model") == model and identity.get(change.name) == change.before for identity in bound)
 
     return any(map(hits, changes))
 
@@ -412,7 +412,7 @@ def grader_change(config: Config, identities: object) -> str | None:
     if not grader:
         return None
     if grader.get("kind") == SEVERAL:
-        kinds = ", ".join(sorted({str(as_object(one).get("kind")) for one in grader.get("graders", [])}))
+        kinds = ", ".join(sorted({str(as_object(member).get("kind")) for member in grader.get("graders", [])}))
         return f"several graders made the grades ({kinds}), so the loss is a mixture of what they measure"
     return None if grader.get("kind") in _UNKNOWN_GRADERS else _difference(config, grader)
 

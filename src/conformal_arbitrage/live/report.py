@@ -389,8 +389,8 @@ class MonthReport:
         if not self.standings:
             return None
         last = key_of_groups(self.standings[-1])
-        own = [one for one in self.standings if key_of_groups(one) == last]
-        return min(own, key=lambda one: [*SEVERITY, "not watched"].index(one.state))
+        groups = [standing for standing in self.standings if key_of_groups(standing) == last]
+        return min(groups, key=lambda standing: [*SEVERITY, "not watched"].index(standing.state))
 
     @property
     def until(self) -> float:
@@ -413,14 +413,14 @@ async def read_month(store: Store, config: Config, policy: str, month: Month, *,
         raise OptionError(f"{month.name} has not begun yet; choose an earlier month")
     history, until = await read_history(store, config, policy), min(month.end, now)
     settings = config.policies.get(policy, PolicyConfig())
-    ledgers = [one for one in (_until(ledger, until) for ledger in history.ledgers) if len(one.rows)]
-    ledgers.sort(key=lambda one: (one.key.version, one.key.lifts, float(one.rows.drawn[-1])))
-    lately = [one for one in ledgers if one.rows.drawn[-1] >= month.start] or ledgers[-1:]
+    ledgers = [ledger for ledger in (_until(ledger, until) for ledger in history.ledgers) if len(ledger.rows)]
+    ledgers.sort(key=lambda ledger: (ledger.key.version, ledger.key.lifts, float(ledger.rows.drawn[-1])))
+    lately = [ledger for ledger in ledgers if ledger.rows.drawn[-1] >= month.start] or ledgers[-1:]
     return MonthReport(
         history=replace(history, ledgers=tuple(ledgers)),
         month=month,
         now=now,
-        standings=tuple(stand(one, settings, until) for one in lately),
+        standings=tuple(stand(ledger, settings, until) for ledger in lately),
         in_force=_in_force(history.versions, month),
         notices=tuple(notice for notice in history.notices if month.has(notice.body.at)),
         use=await _use(store, policy, month),
@@ -558,7 +558,7 @@ def _summary(report: MonthReport) -> str:
         ("loss of audits", loss or "unknown", ""),
         ("decided by the Guardian", share, ""),
         ("saved", _saved(report), ""),
-        ("alarms", str(sum(isinstance(one.body, AlarmBody) for one in report.notices)), ""),
+        ("alarms", str(sum(isinstance(notice.body, AlarmBody) for notice in report.notices)), ""),
         ("record", "verified" if not report.problems else "does not verify", "" if not report.problems else "bad"),
     ]
     tiles = "".join(f'<div class="{kind}"><dt>{name}</dt><dd>{escape(text)}</dd></div>' for name, text, kind in cells)
@@ -661,22 +661,22 @@ def _after_lifts(lifts: int) -> str:
 def _ledgers(report: MonthReport) -> str:
     """Return a table of all ledgers of the month."""
     rows: list[Sequence[str]] = []
-    for one in report.standings:
-        key, standing = one.ledger.key, one.standing
+    for place in report.standings:
+        key, standing = place.ledger.key, place.standing
         name = f"version {key.version}{_after_lifts(key.lifts)}"
         name += f", models {key.identities_sha256[:8]}" + (f", group {key.group}" if key.group else "")
-        if standing is None or one.ledger.certificate is None:
-            rows.append((name, one.state, f"{len(one.ledger.rows):,}", "", one.ledger.unwatched or ""))
+        if standing is None or place.ledger.certificate is None:
+            rows.append((name, place.state, f"{len(place.ledger.rows):,}", "", place.ledger.unwatched or ""))
             continue
-        bound = one.ledger.certificate.loss_bound
+        bound = place.ledger.certificate.loss_bound
         mean = "unknown" if standing.mean is None else f"{bound * standing.mean:.4f}"
         limits = f"{bound * standing.limits[0]:.4f} to {bound * standing.limits[1]:.4f}"
-        rows.append((name, one.state, f"{len(one.ledger.rows):,}", mean, limits))
+        rows.append((name, place.state, f"{len(place.ledger.rows):,}", mean, limits))
     return f"<h3>All ledgers of the period</h3>{_table(('ledger', 'state', 'audits', 'mean loss', 'limits'), rows)}"
 
 
 def _first_day(report: MonthReport) -> float:
-    return min((float(one.rows.drawn[0]) for one in report.history.ledgers), default=report.month.start) / DAY
+    return min((float(ledger.rows.drawn[0]) for ledger in report.history.ledgers), default=report.month.start) / DAY
 
 
 def _use_section(report: MonthReport) -> str:

@@ -311,7 +311,7 @@ def false_red_of_policy(certificate: Certificate, lines: Mapping[str, Lines]) ->
     The evidence of each ledger has its own share, and so has the luck of each calibration, unless one confidence covers all
     groups together. None if there is no such bound, or no red at all.
     """
-    shares = [one.false_red for one in lines.values() if one.red is not None]
+    shares = [line.false_red for line in lines.values() if line.red is not None]
     known = [share for share in shares if share is not None]
     if not shares or len(known) < len(shares):
         return None
@@ -479,13 +479,15 @@ def standing_document(standing: Standing, served: ServedFigure | None) -> dict[s
 
 def worst_of(standings: Mapping[str, Standing]) -> dict[str, Any]:
     """Return the state of a policy with several ledgers, which is that of the worst, and why, as plain values."""
-    worst = min((one.state for one in standings.values()), key=SEVERITY.index)
-    those = {name: one for name, one in standings.items() if one.state == worst}
-    causes = {one.cause for one in those.values()}
+    worst = min((standing.state for standing in standings.values()), key=SEVERITY.index)
+    those = {name: standing for name, standing in standings.items() if standing.state == worst}
+    causes = {standing.cause for standing in those.values()}
     return {
         "state": worst,
-        "reasons": [f"{name}: {reason}" for name, one in those.items() for reason in one.reasons],
-        "cause": "losses" if "losses" in causes else min((one for one in causes if one is not None), default=None),
+        "reasons": [f"{name}: {reason}" for name, standing in those.items() for reason in standing.reasons],
+        "cause": "losses"
+        if "losses" in causes
+        else min((cause for cause in causes if cause is not None), default=None),
     }
 
 
@@ -625,8 +627,8 @@ async def read_standings(
         if policy is None or version.name == policy:
             settings = config.policies.get(version.name, PolicyConfig())
             ledgers = await _ledgers(store, version, settings)
-            current = [one for one in ledgers if one.key.lifts == version.lifts]
-            standings += [stand(one, settings, now) for one in [*current, *_empty(version, settings, current)]]
+            current = [ledger for ledger in ledgers if ledger.key.lifts == version.lifts]
+            standings += [stand(ledger, settings, now) for ledger in [*current, *_empty(version, settings, current)]]
     return standings
 
 
@@ -640,7 +642,7 @@ async def read_history(store: Store, config: Config, policy: str) -> PolicyHisto
     if not versions:
         raise OptionError(f"there is no policy {policy!r} in this database; `arbitrage monitor` lists them")
     settings = config.policies.get(policy, PolicyConfig())
-    ledgers = [one for version in versions for one in await _ledgers(store, version, settings)]
+    ledgers = [ledger for version in versions for ledger in await _ledgers(store, version, settings)]
     return PolicyHistory(
         name=policy, versions=versions, ledgers=tuple(ledgers), notices=tuple(await store.run(policies.notices, policy))
     )
@@ -690,16 +692,18 @@ def _cause(alarm: AlarmBody | None) -> Cause | None:
 async def _ledgers(store: Store, version: PolicyVersion, settings: PolicyConfig) -> list[WatchedLedger]:
     """Return the ledgers of a version, those with the newest rows last."""
     keys = [
-        one.key for one in await store.run(stored_ledger.ledgers, version.name) if one.key.version == version.version
+        ledger.key
+        for ledger in await store.run(stored_ledger.ledgers, version.name)
+        if ledger.key.version == version.version
     ]
     ledgers = [_watched(key, version, settings, await store.run(stored_ledger.read, key)) for key in keys]
-    return sorted(ledgers, key=lambda one: float(one.rows.drawn.max(initial=0.0)))
+    return sorted(ledgers, key=lambda ledger: float(ledger.rows.drawn.max(initial=0.0)))
 
 
 def _empty(version: PolicyVersion, settings: PolicyConfig, ledgers: Sequence[WatchedLedger]) -> list[WatchedLedger]:
     """Return the ledgers of a version that have no rows yet: its only one, or those of groups."""
     _, lines, _ = _certified(version, settings)
-    begun = {one.key.group for one in ledgers}
+    begun = {ledger.key.group for ledger in ledgers}
     names = [name for name in lines if name not in begun] if lines else [] if ledgers else [""]
     key = LedgerKey(policy=version.name, version=version.version, lifts=version.lifts, identities_sha256="")
     return [

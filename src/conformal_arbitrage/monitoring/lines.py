@@ -163,7 +163,7 @@ def watch_lines(
         red=red,
         block=_SIGNED_BLOCK if signed else block_size(share),
         false_red=None if luck is None else luck + 1 / RED_EVIDENCE,
-        note="; ".join(one for one in (note, _SAFE_MODE if signed else None) if one is not None) or None,
+        note="; ".join(part for part in (note, _SAFE_MODE if signed else None) if part is not None) or None,
         policies=policies,
         signed=signed,
     )
@@ -296,8 +296,8 @@ def ledger_names(certificate: Certificate) -> dict[str, str]:
     shared = SHARED
     while shared in groups:
         shared += "'"
-    thresholds = {name: one for name, one in groups.items() if one.relaxation is not None}
-    return {name: shared if one.n < fewest else name for name, one in thresholds.items()}
+    thresholds = {name: threshold for name, threshold in groups.items() if threshold.relaxation is not None}
+    return {name: shared if threshold.n < fewest else name for name, threshold in thresholds.items()}
 
 
 def _rows(certificate: Certificate, group: str | None) -> int:
@@ -309,7 +309,7 @@ def _rows(certificate: Certificate, group: str | None) -> int:
         raise OptionError(f"every query of {group!r} is deferred: there is nothing to watch")
     fewest = rows_needed(certificate.alpha, certificate.loss_bound)
     if "merged groups" in certificate.kinds and groups[group].n < fewest:
-        return shared_size({name: one.n for name, one in groups.items()}, fewest)
+        return shared_size({name: threshold.n for name, threshold in groups.items()}, fewest)
     return groups[group].n
 
 
