@@ -17,12 +17,12 @@ from conformal_arbitrage import (
     evaluate,
     verify,
 )
-from conformal_arbitrage.calibration.learned import MOST_ROWS, refuse_row_count, sidecar_path
+from conformal_arbitrage.calibration.learned import MOST_ROWS, answer_place, refuse_row_count, sidecar_path
 from conformal_arbitrage.calibration.learning import learn_score
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.schedule import refuse_renewal, refuse_tightening
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw
-from conformal_arbitrage.core.ridge import left_out_kept
+from conformal_arbitrage.core.ridge import ANSWERS, left_out_kept
 from conformal_arbitrage.monitoring.lines import certificate_lines
 from tests.certificates import altered, edited
 
@@ -136,6 +136,61 @@ def test_with_gains_it_is_saved_verified_and_decides_live_as_in_a_replay(tmp_pat
     kept = left_out_kept(certificate.fit.rows.fits(), budget=20, with_margin=score == "auto")
     assert certificate.evidence.empirical_risk == pytest.approx(certificate.fit.rows.loss[kept].sum() / len(log))
     assert certificate.loss.regret >= certificate.evidence.empirical_risk
+
+
+def answered_world(n=200, *, seed=0):
+    """Return a router log in which the answer "no" is mostly wrong, and says so in no other column."""
+    rng = np.random.default_rng(seed)
+    answers = rng.choice(["Yes.", "no", "perhaps", ""], n, p=[0.5, 0.3, 0.1, 0.1]).tolist()
+    right = rng.random(n) > np.where(np.array(answers) == "no", 0.6, 0.05)
+    return ScoreLog.from_router(
+        confidence=np.round(rng.random(n), 2),
+        primary_grade=right.astype(float),
+        guardian_grade=np.ones(n),
+        id=[f"a{seed}-{k}" for k in range(n)],
+        answer=answers,
+    )
+
+
+def test_what_the_primary_answered_is_learned_from_and_scores_without_it_stay_candidates(tmp_path):
+    log, rest = answered_world(), answered_world(seed=1)
+    certificate = learned(log, features=Features(answers=True)).sign(SECRET)
+    certificate.save(tmp_path / "certificate.json")
+    loaded = Certificate.load(tmp_path / "certificate.json", key=KEY)
+    assert verify(loaded, log)
+    assert certificate.learned.missing["answer"] == log.extra["answer"].tolist().count("")
+    assert "the Primary's answer" in certificate.guarantee
+    assert "each without the answer and with it" in certificate.guarantee
+    decisions = list(loaded.apply(rest))
+    for row, decision in enumerate(decisions):
+        scores, answer = rest.row(row).primary.tolist(), rest.extra["answer"][row]
+        assert loaded.decide(scores, guardian=rest.row(row).guardian, id=str(rest.id[row]), answer=answer) == decision
+    assert any("with the answer" in decision.learned.candidate for decision in decisions if decision.learned)
+    without = list(learned(log).apply(rest))
+    assert sum(one.deferred for one in decisions) < sum(one.deferred for one in without)
+    options = {"calibration_size": 150, "trials": 3, "boundary": "random", "score": "auto", "key": KEY}
+    points = evaluate(log, [0.1], features=Features(answers=True), **options).of("conformal")
+    assert points[0].mean("deferred") < 1
+
+
+def test_answers_are_hashed_without_a_log_and_alike_however_they_are_written():
+    assert answer_place("Yes.") == answer_place(" yes. ")
+    assert {answer_place(text) for text in ("", "  ", None)} == {-1}
+    assert len({answer_place(str(number)) for number in range(1000)}) == ANSWERS
+
+
+def test_of_menus_the_answer_is_the_text_of_the_top_action():
+    log = replace(world(), actions=np.array(["a", "b", "c"] * 150, dtype=object))
+    certificate = learned(log, features=Features(answers=True))
+    for row, decision in enumerate(certificate.apply(log)):
+        query = log.row(row)
+        live = certificate.decide(
+            query.primary.tolist(), guardian=query.guardian, id=str(log.id[row]), group=query.group,
+            tokens=float(log.primary_usage.output_tokens[row]), actions=["a", "b", "c"],
+        )  # fmt: skip
+        assert live == decision
+    with pytest.raises(OptionError, match="there is no `answer` column, nor texts of the actions"):
+        learned(world(), features=Features(answers=True))
 
 
 def test_a_new_row_is_decided_alike_one_by_one_and_together_where_gains_count():

@@ -59,7 +59,10 @@ def test_evaluate_runs_trials_of_a_learned_score(run, log):
 
 def test_options_of_a_learned_score_need_one(run, log):
     refused = run("calibrate", log, "--alpha", "0.1", "--menu-size", "3", code=2).stderr
-    assert "--menu-size, --group-source, --without and --text are for a learned score; give --score auto" in refused
+    assert (
+        "--menu-size, --group-source, --without, --text and --answers are for a learned score; give --score auto"
+        in refused
+    )
     net = run("calibrate", log, "--alpha", "0.1", "--score", "auto", "--loss", "net", code=2).stderr
     assert "needs to know which answers were right" in net
 

@@ -275,13 +275,13 @@ def test_a_log_decides_its_own_rows_with_each_left_out():
     rng = np.random.default_rng(13)
     features, loss, u, margin = world(rng, 40, discrete=False)
     fits = fit_ridges(features, PENALTIES, loss, u, margin, strengths=STRENGTHS)
-    kept = left_out_kept(fits, budget=6, with_margin=True)
+    kept = left_out_kept([fits], budget=6, with_margin=True)
     by_others = [
         kept_without(np.delete(np.arange(40), j), features, loss, u, margin, j, Fraction(6, 40)) for j in range(40)
     ]
     assert [k for k in np.flatnonzero(loss) if kept[k]] == [k for k in np.flatnonzero(loss) if by_others[k]]
     assert loss[kept].sum() == 6
-    assert left_out_kept(fits, budget=40, with_margin=False).all()
+    assert left_out_kept([fits], budget=40, with_margin=False).all()
 
 
 def test_features_of_one_query_are_those_of_a_log_to_the_bit():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Features, ScoreLog, calibrate
-from conformal_arbitrage.core.ridge import STRENGTHS, decide_learned, fit_ridges, spendable_losses
+from conformal_arbitrage.core.ridge import STRENGTHS, decide_variants, fit_ridges, spendable_losses
 
 KEY = b"k" * 32
 PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])
@@ -92,11 +92,37 @@ def test_rules_that_look_like_it_are_caught(planted):
     assert exact_violations(5000, planted) > 0
 
 
+def counted_kept(draws, cells, losses, budget, query, *, least_from_log):
+    """Tell whether a query is kept where a cell counts only if enough rows are in it."""
+    n = len(losses)
+    labels = [1 if row == query else abs(loss) for row, loss in enumerate(losses)]
+    logged = [cell for row, cell in enumerate(cells) if row != query or not least_from_log]
+    known = [cell if logged.count(cell) >= 2 else -1 for cell in cells]
+    scores = cell_scores([[cell] for cell in known], labels, 0)
+    order = sorted(range(n), key=lambda row: (scores[row], draws[row]))
+    return query in passage(order, [1 if row == query else loss for row, loss in enumerate(losses)], budget)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("least_from_log", [False, True])
+def test_values_that_count_only_if_frequent_in_the_log_alone_are_caught(least_from_log):
+    rng, broken = np.random.default_rng(6), 0
+    for _ in range(4000):
+        cells, losses, draws, budget = exact_set(rng)
+        cells = [2 * a + b for a, b in cells]
+        kept = [
+            counted_kept(draws, cells, losses, budget, j, least_from_log=least_from_log) for j in range(len(losses))
+        ]
+        broken += sum(loss for loss, stands in zip(losses, kept, strict=True) if stands) > budget
+    assert (broken > 20) == least_from_log
+    assert broken == 0 or least_from_log
+
+
 # --- The product's ridge, on coarse features full of ties and on continuous ones ---
 
 
 def ridge_violations(sets, *, seed, signs=False):
-    """Count sets in which more is lost, gains counted, than the budget allows."""
+    """Count sets in which more is lost, gains counted, than the budget allows; fits without one feature compete."""
     rng, alpha, broken = np.random.default_rng(seed), Fraction(1, 5), 0
     for number in range(sets):
         n = int(rng.integers(8, 22))
@@ -107,10 +133,15 @@ def ridge_violations(sets, *, seed, signs=False):
         budget, total = spendable_losses(alpha, Fraction(1), n - 1), 0
         for j in np.flatnonzero(loss):
             rows, query = np.delete(np.arange(n), j), [j]
-            fits = fit_ridges(features[rows], PENALTIES, loss[rows], u[rows], margin[rows], strengths=STRENGTHS)
+            variants = [
+                fit_ridges(
+                    features[rows, :wide], PENALTIES[:wide], loss[rows], u[rows], margin[rows], strengths=STRENGTHS
+                )
+                for wide in (3, 4)
+            ]
             if signs:
-                fits = learned_from_signs(fits)
-            decided = decide_learned(fits, features[query], u[query], margin[query], budget=budget)
+                variants = [learned_from_signs(fits) for fits in variants]
+            [decided] = decide_variants(variants, features[query], u[query], margin[query], budgets=[budget])
             total += int(loss[j]) * int(decided.kept[0])
         broken += total > alpha * n
     return broken

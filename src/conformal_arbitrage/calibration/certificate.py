@@ -25,6 +25,7 @@ from conformal_arbitrage.calibration.learned import (
     FEWEST_ROWS,
     LearnedScore,
     LearnedTerms,
+    answers_of,
     read_sidecar,
     sidecar_path,
     unpack,
@@ -179,7 +180,7 @@ def decide_by_group(
 def decide_by_score(log: "ScoreLog", score: LearnedScore, u: Floats) -> Decisions:
     """Decide every row of a log by a learned score, each as a live query would be."""
     groups, lengths = column_texts(log, "group"), log.primary_usage.output_tokens
-    texts = None if log.context is None else log.context.tolist()
+    texts, answers = None if log.context is None else log.context.tolist(), answers_of(log)
     kept, uses = np.zeros(len(log), np.bool_), list[LearnedUse | None]()
     for row in range(len(log)):
         scores = log.primary[log.offsets[row] : log.offsets[row + 1]].tolist()
@@ -187,7 +188,8 @@ def decide_by_score(log: "ScoreLog", score: LearnedScore, u: Floats) -> Decision
         group = None if groups is None else groups[row] or None
         gaps = row_gaps(scores, digits=log.score_digits)
         text = None if texts is None else texts[row]
-        kept[row], use = score.decide(scores, gaps, float(u[row]), group, tokens, text)
+        answer = None if answers is None else answers[row]
+        kept[row], use = score.decide(scores, gaps, float(u[row]), group, tokens, text, answer)
         uses.append(use)
     decisions = decide_rows(log, relaxation=np.where(kept, 0.0, np.inf), boundary_u=None, u=None, sees_all=True)
     return replace(decisions, by_group=None, learned=uses)
@@ -648,7 +650,7 @@ def _are_terms(certificate: "Certificate", terms: LearnedTerms) -> bool:
         and terms.features[:2] == ("margin", "position")
         and len(set(terms.features)) == len(terms.features)
         and ("menu" in terms.features) == (terms.menu_size is not None)
-        and set(terms.missing) == set(terms.features) & {"group", "tokens", "text"}
+        and set(terms.missing) == set(terms.features) & {"group", "tokens", "text", "answer"}
         and ("text" in terms.features) == (terms.text_sha256 is not None)
         and all(0 <= count <= certificate.n for count in terms.missing.values())
         and 0 <= terms.rounded_rows <= terms.rows <= certificate.n
@@ -1158,14 +1160,15 @@ class Certificate:
         tokens: float | None = None,
         text: str | None = None,
         actions: Sequence[str] | None = None,
+        answer: str | None = None,
     ) -> NDArray[np.intp]:
         """Return the indices of one query's candidates: a single one is chosen, several go to the Guardian.
 
         Args:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so every action is kept.
-            id, group, tokens, text, actions: as in `decide`.
+            id, group, tokens, text, actions, answer: as in `decide`.
         """
-        sight = self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions)
+        sight = self.sight(primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=answer)
         return np.array(sight[0], dtype=np.intp)
 
     def sight(
@@ -1177,13 +1180,14 @@ class Certificate:
         tokens: float | None = None,
         text: str | None = None,
         actions: Sequence[str] | None = None,
+        answer: str | None = None,
     ) -> tuple[list[int], float, LearnedUse | None]:
         """Return one query's candidates as plain integers, its margin, and how a learned score decided if there is one."""
         plain = _are_floats(primary_scores)
         self._refuse_single(not plain and is_single(primary_scores))
         if self.learned is not None:
             scores: Any = primary_scores if plain else as_row(primary_scores)[:, 0].tolist()
-            return self._learned_sight(scores, id, group, tokens, text, actions)
+            return self._learned_sight(scores, id, group, tokens, text, actions, answer)
         self.refuse_cascade()
         relaxation, boundary_u = self.threshold(group)
         u = 0.0 if boundary_u is None else self._draw(id, text, actions, primary_scores)
@@ -1199,12 +1203,15 @@ class Certificate:
         tokens: float | None,
         text: str | None,
         actions: Sequence[str] | None,
+        answer: str | None,
     ) -> tuple[list[int], float, LearnedUse | None]:
         if group is not None and not isinstance(group, str):
             raise OptionError(f"several groups and learned do not go together: {refusal('several groups', 'learned')}")
         gaps = row_gaps(scores, digits=self.evidence.score_digits)
         u = self._draw(id, text, actions, scores)
-        stands, use = self.learned_score().decide(scores, gaps, u, group, tokens, text)
+        if answer is None and actions is not None and not self.evidence.router:
+            answer = actions[gaps.index(0.0)]
+        stands, use = self.learned_score().decide(scores, gaps, u, group, tokens, text, answer)
         return [gaps.index(0.0)] if stands else list(range(len(gaps))), row_margin(gaps), use
 
     def uncovered_features(self, use: LearnedUse | None) -> str | None:
@@ -1237,6 +1244,7 @@ class Certificate:
         tokens: float | None = None,
         text: str | None = None,
         actions: Sequence[str] | None = None,
+        answer: str | None = None,
     ) -> Decision:
         """Decide one query: the Primary's top action if it stands alone, otherwise the Guardian's choice.
 
@@ -1256,9 +1264,10 @@ class Certificate:
             tokens: the Primary's output tokens, if they are a feature of the learned score.
             text: the question as plain text; a learned score may have it as a feature.
             actions: the texts to choose from.
+            answer: what the Primary answered, if it is a feature of the learned score; of menus, the top action's text.
         """
         candidates, margin, use = self.sight(
-            primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions
+            primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=answer
         )
         deferred, size = len(candidates) > 1, _size(primary_scores)
         action: int | None = candidates[0]

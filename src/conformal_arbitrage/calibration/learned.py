@@ -6,16 +6,18 @@ import importlib.util
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers
+from conformal_arbitrage.core.chains import normal_answer
+from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers, row_argmax
 from conformal_arbitrage.core.ridge import (
+    ANSWERS,
     MARGIN,
     STRENGTHS,
     VERSION,
@@ -29,7 +31,11 @@ from conformal_arbitrage.core.ridge import (
     query_features,
 )
 from conformal_arbitrage.errors import CertificateError, OptionError
+from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.types import LearnedUse
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.scorelog.log import ScoreLog
 
 # --- Texts as vectors of fixed length, from a table of token vectors that ships inside a package ---
 
@@ -133,12 +139,36 @@ def _principal_axes(table: NDArray[np.float32]) -> Floats:
 # --- The learned score of a certificate ---
 
 
+def answer_place(answer: str | None) -> int:
+    """Return the place of an answer among the columns that answers are hashed to; -1 if there is none.
+
+    The hash knows no log: a vocabulary, or a least count, taken from the logged rows alone would treat the query otherwise
+    than them, which breaks any budget.
+    """
+    if not answer or not (normal := normal_answer(answer)):
+        return -1
+    return int.from_bytes(hashlib.sha256(b"answer v1\0" + normal.encode("utf-8", "replace")).digest()[:8]) % ANSWERS
+
+
+def answers_of(log: "ScoreLog") -> list[str] | None:
+    """Return what the Primary answered in every row, empty where unknown; None if the log does not say.
+
+    It is the column `answer`, or `primary_answer` as importers and `collect` write it; of menus, the top action's text.
+    """
+    named = [answers for name in ("answer", "primary_answer") if (answers := column_texts(log, name)) is not None]
+    answers = named[0] if named else None
+    if answers is not None or log.actions is None or log.is_router:
+        return answers
+    return [str(text) for text in log.actions[log.offsets[:-1] + row_argmax(log.primary, log.offsets)].tolist()]
+
+
 ScoreKind = Literal["margin", "auto", "learned"]
 """What queries are ordered by: the margin, a learned score, or whichever of them keeps most rows."""
-FeatureName = Literal["margin", "position", "menu", "group", "tokens", "text"]
+FeatureName = Literal["margin", "position", "menu", "group", "tokens", "text", "answer"]
 FEWEST_ROWS, MOST_ROWS = 50, 50_000
 _KINDS = {
     "margin": "f", "u": "f", "tokens": "f", "scores": "f", "text": "f", "top": "i", "group": "i", "loss": "i", "names": "U",
+    "answer": "i",
 }  # fmt: skip
 _TOLERANCE = 1e-9
 _LARGEST_FILE = 2**28
@@ -157,6 +187,8 @@ class Features:
         group_source: what names the group of a live query, such as "metadata.subject"; whoever decides live must name the
             same.
         text: use the log's `context` as a vector of fixed length; needs the extra `text`.
+        answers: use what the Primary answered: the log's column `answer` or `primary_answer` or, of menus, the text of the
+            top action. Scores learned without it stay candidates.
     """
 
     groups: bool = True
@@ -164,6 +196,7 @@ class Features:
     menu_size: int | None = None
     group_source: str | None = None
     text: bool = False
+    answers: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large."""
@@ -175,7 +208,8 @@ class LearnedTerms:
     """What a certificate says about its learned score.
 
     Attributes:
-        features: what it is learned from: "margin" and "position" always, "menu", "group", "tokens" and "text" if used.
+        features: what it is learned from: "margin" and "position" always, "menu", "group", "tokens", "text" and "answer" if
+            used.
         version: of the features' transforms.
         menu_size: the declared number of actions; None if menus may differ.
         group_source: what names the group of a live query; None if that has no name, or groups are not used.
@@ -225,12 +259,18 @@ class ScoreRows:
     def features(self) -> FeatureSet:
         """Which features there are."""
         tokens, text = self.rows.tokens is not None, WIDTH if self.rows.text is not None else 0
-        return FeatureSet(menu_size=self.menu_size, groups=self.names, tokens=tokens, text=text)
+        answers = self.rows.answer is not None
+        return FeatureSet(menu_size=self.menu_size, groups=self.names, tokens=tokens, text=text, answers=answers)
 
-    def fits(self) -> RidgeFits:
-        """Fit every strength of the penalty."""
-        matrix, margin = self.matrix(), self.rows.margin
-        return fit_ridges(matrix, self.features.penalties(), self.loss, self.u, margin, strengths=STRENGTHS)
+    def fits(self) -> list[RidgeFits]:
+        """Fit every strength of the penalty, without the answer and, if it is known, with it."""
+        matrix, margin, features = self.matrix(), self.rows.margin, self.features
+        variants = [replace(features, answers=False), features] if features.answers else [features]
+        weights = [variant.penalties() for variant in variants]
+        return [
+            fit_ridges(matrix[:, : len(weight)], weight, self.loss, self.u, margin, strengths=STRENGTHS)
+            for weight in weights
+        ]
 
     def matrix(self) -> Floats:
         """Return the features of every row."""
@@ -248,6 +288,7 @@ class ScoreRows:
             "names": None if self.rows.group is None else np.array(self.names, dtype=np.str_),
             "tokens": self.rows.tokens,
             "text": self.rows.text,
+            "answer": None if self.rows.answer is None else self.rows.answer.astype(np.int32),
             "loss": self.loss.astype(np.int8),
             "u": self.u,
         }
@@ -323,6 +364,7 @@ def _score_rows(arrays: Mapping[str, Any], terms: LearnedTerms) -> ScoreRows:
         group=None if "group" not in terms.features else _named(arrays["group"], names),
         tokens=arrays["tokens"] if "tokens" in terms.features else None,
         text=arrays["text"].reshape(terms.rows, WIDTH) if "text" in terms.features else None,
+        answer=arrays["answer"].astype(np.int64) if "answer" in terms.features else None,
     )
     loss = arrays["loss"].astype(np.int64)
     return ScoreRows(rows=rows, names=names, menu_size=terms.menu_size, loss=loss, u=arrays["u"])
@@ -357,12 +399,15 @@ class LearnedScore:
         """Note which features there are, since every query asks."""
         object.__setattr__(self, "_features", self.rows.features)
 
-    def rule(self) -> LearnedRule:
-        """Return the fitted rule; it is built once."""
+    def rules(self) -> list[LearnedRule]:
+        """Return the fitted rules, without the answer and, if it is known, with it; they are built once."""
         if not self._rules:
-            fits, matrix = self.rows.fits(), self.rows.matrix()
-            self._rules.append(learned_rule(fits, matrix, budget=self.budget, with_margin=self.with_margin))
-        return self._rules[0]
+            matrix = self.rows.matrix()
+            for fits in self.rows.fits():
+                margin = self.with_margin and not self._rules
+                columns = matrix[:, : len(fits.rotation)]
+                self._rules.append(learned_rule(fits, columns, budget=self.budget, with_margin=margin))
+        return self._rules
 
     def decide(
         self,
@@ -372,6 +417,7 @@ class LearnedScore:
         group: str | None,
         tokens: float | None,
         text: str | None = None,
+        answer: str | None = None,
     ) -> tuple[bool, LearnedUse | None]:
         """Return whether the Primary's top action stands, and how that was decided.
 
@@ -382,6 +428,7 @@ class LearnedScore:
             group: its group; None if unknown.
             tokens: the Primary's output tokens; None if unknown.
             text: the question; None if unknown.
+            answer: what the Primary answered; None if unknown.
 
         Returns:
             None in place of how, if there is nothing to decide: one action, a tie at the top, or a menu of another size
@@ -396,20 +443,30 @@ class LearnedScore:
         single = self.digits == SINGLE_DIGITS
         exact: list[float] = np.array(scores, dtype=np.float32).astype(np.float64).tolist() if single else list(scores)
         words = text_embedding().vector(text) if features.text and text else ()
-        places, values = query_features(features, margin, top, exact, group, tokens, words)
+        said = answer_place(answer) if features.answers else -1
+        places, values = query_features(features, margin, top, exact, group, tokens, words, said)
         new = bool(features.groups) and bool(group) and group not in features.groups
-        one = self.rule().decide(places, values, u, margin, unseen=new)
+        rules = self.rules()
+        one, with_answer = rules[-1].decide(places, values, u, margin, unseen=new), len(rules) > 1
+        if with_answer:
+            without = len(places) - 2 * (said >= 0)
+            plain = rules[0].decide(places[:without], values[:without], u, margin, unseen=new)
+            one, with_answer = (one, True) if one.kept_rows > plain.kept_rows else (plain, False)
         name = "margin" if one.candidate == MARGIN else f"penalty {STRENGTHS[one.candidate - 1]:g}"
-        missing = self.missing(group, tokens, words)
+        name += " with the answer" if with_answer else ""
+        missing = self.missing(group, tokens, words, said)
         return one.kept, LearnedUse(candidate=name, count=one.kept_rows, score=one.score, missing=missing)
 
-    def missing(self, group: str | None, tokens: float | None, words: Sequence[float] = ()) -> tuple[str, ...]:
+    def missing(
+        self, group: str | None, tokens: float | None, words: Sequence[float] = (), answer: int = -1
+    ) -> tuple[str, ...]:
         """Return the features that a query lacks."""
         rows = self.rows.rows
         lacks = (
             ("group", rows.group is not None and not group),
             ("tokens", rows.tokens is not None and tokens is None),
             ("text", rows.text is not None and not any(words)),
+            ("answer", rows.answer is not None and answer < 0),
         )
         return tuple(name for name, lacking in lacks if lacking)
 

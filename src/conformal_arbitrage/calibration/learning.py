@@ -14,6 +14,8 @@ from conformal_arbitrage.calibration.learned import (
     LearnedScore,
     LearnedTerms,
     ScoreRows,
+    answer_place,
+    answers_of,
     pack,
     refuse_row_count,
     text_embedding,
@@ -67,6 +69,7 @@ class RowInputs:
         tokens: the Primary's output tokens; None without that feature.
         menu: rows x actions, of rows that have the declared size; None without one.
         text: rows x columns, the vectors of the rows' texts; None without that feature.
+        answer: the place of each row's answer, -1 if unknown; None without that feature.
     """
 
     margin: Floats
@@ -77,6 +80,7 @@ class RowInputs:
     tokens: Floats | None
     menu: Floats | None
     text: Floats | None = None
+    answer: Integers | None = None
 
     def feature_rows(self, index: Integers) -> FeatureRows:
         """Return what the features of some rows are computed from."""
@@ -87,6 +91,7 @@ class RowInputs:
             group=None if self.group is None else [self.group[k] for k in index.tolist()],
             tokens=None if self.tokens is None else self.tokens[index],
             text=None if self.text is None else self.text[index],
+            answer=None if self.answer is None else self.answer[index],
         )
 
     def group_names(self) -> tuple[str, ...]:
@@ -136,7 +141,20 @@ def row_inputs(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> R
         tokens=log.primary_usage.output_tokens if features.tokens else None,
         menu=None if features.menu_size is None else _menus(log, features.menu_size),
         text=_texts(log) if features.text else None,
+        answer=_answer_places(log) if features.answers else None,
     )
+
+
+def _answer_places(log: ScoreLog) -> Integers:
+    """Return the place of every row's answer."""
+    answers = answers_of(log)
+    if answers is None:
+        raise OptionError(
+            f"{log.source}: there is no `answer` column, nor texts of the actions; add the Primary's answers, or leave "
+            "answers out"
+        )
+    places = {answer: answer_place(answer) for answer in set(answers)}
+    return np.array([places[answer] for answer in answers], dtype=np.int64)
 
 
 def _texts(log: ScoreLog) -> Floats:
@@ -220,6 +238,7 @@ def _names(rows: RowInputs) -> tuple[FeatureName, ...]:
         ("group", rows.group),
         ("tokens", rows.tokens),
         ("text", rows.text),
+        ("answer", rows.answer),
     )
     return ("margin", "position", *(name for name, values in optional if values is not None))
 
@@ -233,6 +252,8 @@ def _missing(rows: RowInputs) -> dict[str, int]:
         missing["tokens"] = int(np.isnan(rows.tokens).sum())
     if rows.text is not None:
         missing["text"] = int((~rows.text.any(axis=1)).sum())
+    if rows.answer is not None:
+        missing["answer"] = int((rows.answer < 0).sum())
     return missing
 
 
@@ -309,6 +330,7 @@ def learn(
         groups=inputs.group_names(),
         tokens=inputs.tokens is not None,
         text=0 if inputs.text is None else inputs.text.shape[1],
+        answers=inputs.answer is not None,
     )
     loss = inputs.share[index]
     fitted = _named(learner, columns, binary=bool(np.isin(loss, (0, 1)).all()))

@@ -343,6 +343,7 @@ def _features(certificate: Certificate) -> Features | None:
         menu_size=terms.menu_size,
         group_source=terms.group_source,
         text="text" in terms.features,
+        answers="answer" in terms.features,
     )
 
 

@@ -335,8 +335,11 @@ def _learned_rule(rule: Learned, alpha: float, loss: LossTerms, evidence: Eviden
     stands = "answer is given" if evidence.router else "top action stands"
     features = ", ".join(_FEATURES[name] for name in terms.features)
     penalties = ", ".join(as_written(penalty) for penalty in terms.penalties)
+    answers = ", each without the answer and with it" if "answer" in terms.features else ""
     among = (
-        f"the penalties {penalties}" if rule.score == "learned" else f"the margin itself and the penalties {penalties}"
+        f"the penalties {penalties}{answers}"
+        if rule.score == "learned"
+        else f"the margin itself and the penalties {penalties}{answers}"
     )
     fixed = "" if terms.menu_size is None else f" A query with other than {terms.menu_size} actions is deferred."
     unit, logged = as_written(bound), "a loss or a gain" if net else "a loss"
@@ -436,6 +439,7 @@ _FEATURES = {
     "group": "the group",
     "tokens": "the Primary's output tokens",
     "text": "the text of the query",
+    "answer": "the Primary's answer",
 }
 
 

@@ -480,6 +480,7 @@ def split_command(
 )
 @click.option("--menu-size", type=int, metavar="N", help="Every query has this many actions: learn from each's score.")
 @click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`.")
+@click.option("--answers", is_flag=True, help="Learn from what the Primary answered as well.")
 @options.binarize
 @options.columns
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write the other rows, scored, to this file.")
@@ -492,6 +493,7 @@ def learn_command(
     learner: str,
     menu_size: int | None,
     text: bool,
+    answers: bool,
     binarize: bool,
     primary_column: str | None,
     guardian_column: str | None,
@@ -511,7 +513,7 @@ def learn_command(
     options.refuse_same(log, output)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
-    features = Features(menu_size=menu_size, text=text)
+    features = Features(menu_size=menu_size, text=text, answers=answers)
     learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
     learned.scored.write(output)
     if as_json:

@@ -291,6 +291,7 @@ learned = chained(
         help="Learn without the log's groups, or without its token counts; may be repeated.",
     ),
     click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`."),
+    click.option("--answers", is_flag=True, help="Learn from what the Primary answered as well, where that helps."),
 )
 path_options = chained(
     click.option(
@@ -366,18 +367,20 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: features are named for the margin, which has none.
     """
-    names = ("score", "menu_size", "group_source", "without", "text")
-    score, menu_size, group_source, without, text = (further.pop(name) for name in names)
+    names = ("score", "menu_size", "group_source", "without", "text", "answers")
+    score, menu_size, group_source, without, text, answers = (further.pop(name) for name in names)
     if score == "margin":
         alone = group_source is not None and further.get("by") is None
-        if menu_size is not None or without or text or alone:
+        if menu_size is not None or without or text or answers or alone:
             raise click.UsageError(
-                "--menu-size, --group-source, --without and --text are for a learned score; give --score auto as well "
-                "(--group-source goes with --by, too)"
+                "--menu-size, --group-source, --without, --text and --answers are for a learned score; give --score auto as "
+                "well (--group-source goes with --by, too)"
             )
         return {"score": score, "group_source": group_source}
     groups, tokens = ("groups" not in without, "tokens" not in without)
-    features = Features(groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source, text=text)
+    features = Features(
+        groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source, text=text, answers=answers
+    )
     return {"score": score, "features": features}
 
 

@@ -26,6 +26,8 @@ _LEVELS = (0.0, 0.1, 0.25, 0.4)
 _PAIR_LEVELS = (0.0, 0.15, 0.3)
 _LOWEST, _HIGHEST = 1e-3, 1 - 1e-6
 _USUAL_TOKENS = math.log(50)
+ANSWERS = 64
+"""Places that answers are hashed to: fixed beforehand, so that no log says which answers have a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,14 @@ class FeatureSet:
         groups: the groups that have a column of their own.
         tokens: whether the Primary's output tokens are known when the decision is made.
         text: how many columns the vector of a query's text has; 0 without one.
+        answers: whether the Primary's answer is known; its columns are the last ones.
     """
 
     menu_size: int | None = None
     groups: tuple[str, ...] = ()
     tokens: bool = False
     text: int = 0
+    answers: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large for a column per pair of actions."""
@@ -53,6 +57,7 @@ class FeatureSet:
     def penalties(self) -> Floats:
         """Return the weight of each column in the penalty: the level and slope of the score are almost free."""
         width = 2 + len(_KNOTS) + 2 * _POSITIONS + self.menu_width + len(self.groups) + 2 * self.tokens + self.text
+        width += 2 * ANSWERS * self.answers
         weights = np.ones(width)
         weights[:2] = 0.001, 0.1
         return weights
@@ -75,6 +80,7 @@ class FeatureRows:
         group: the name of each row's group; "" if it has none.
         tokens: the Primary's output tokens, NaN if unknown; None if no row has any.
         text: rows x columns, the vector of each row's text, zeros if it has none; None without that feature.
+        answer: the place of each row's answer, below `ANSWERS`, -1 if it is unknown; None without that feature.
     """
 
     margin: Floats
@@ -83,6 +89,7 @@ class FeatureRows:
     group: list[str] | None = None
     tokens: Floats | None = None
     text: Floats | None = None
+    answer: Integers | None = None
 
 
 def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
@@ -99,6 +106,10 @@ def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
         parts.append(_length(rows))
     if features.text:
         parts.append(np.zeros((len(z), features.text)) if rows.text is None else rows.text)
+    if features.answers:
+        said = np.full(len(z), -1) if rows.answer is None else rows.answer
+        place = (said[:, None] == np.arange(ANSWERS)).astype(np.float64)
+        parts += [place, place * z[:, None]]
     return np.concatenate(parts, axis=1) + 0.0  # -0.0 becomes 0.0
 
 
@@ -110,6 +121,7 @@ def query_features(
     group: str | None,
     tokens: float | None,
     text: Sequence[float] = (),
+    answer: int = -1,
 ) -> tuple[list[int], list[float]]:
     """Return the features of one query: their columns, and their values as in `feature_matrix`, to the bit.
 
@@ -123,6 +135,7 @@ def query_features(
         group: the query's group; None if unknown.
         tokens: the Primary's output tokens; None if unknown.
         text: the vector of its text; empty if there is none.
+        answer: the place of its answer; -1 if unknown.
     """
     z = _third_logit(margin)
     bent = [(3 * z - knot) / 3 for knot in _KNOTS if 3 * z > knot]  # the knots rise, so these are the first ones
@@ -147,6 +160,10 @@ def query_features(
         if value:
             places.append(place)
             values.append(value)
+    if features.answers and answer >= 0:
+        start += features.text
+        places += (start + answer, start + ANSWERS + answer)
+        values += (1.0, z)
     return places, values
 
 
@@ -364,6 +381,46 @@ def decide_learned(
     return decide_budgets(fits, features, u, margin, budgets=[budget], unseen=unseen, with_margin=with_margin)[0]
 
 
+def decide_variants(
+    variants: Sequence[RidgeFits],
+    features: Floats,
+    u: Floats,
+    margin: Floats,
+    *,
+    budgets: Sequence[int],
+    unseen: Floats | None = None,
+    with_margin: bool = True,
+) -> list[LearnedDecisions]:
+    """Decide queries as `decide_budgets` does, by the best candidate of several fits.
+
+    Candidates are numbered through: first the margin, then the strengths of the first fit, then those of the next.
+
+    Args:
+        variants: the log fitted to fewer and to more features; each has the first columns, as many as it was fitted to.
+        features, u, margin, budgets, unseen, with_margin: as in `decide_budgets`.
+    """
+    best: list[LearnedDecisions] = []
+    for place, fits in enumerate(variants):
+        decided = decide_budgets(
+            fits, features[:, : len(fits.rotation)], u, margin, budgets=budgets, unseen=unseen,
+            with_margin=with_margin and place == 0,
+        )  # fmt: skip
+        numbered = [replace(one, candidate=one.candidate + place * len(fits.strengths)) for one in decided]
+        best = [_best_of(*pair) for pair in zip(best, numbered, strict=True)] if best else numbered
+    return best
+
+
+def _best_of(first: LearnedDecisions, second: LearnedDecisions) -> LearnedDecisions:
+    """Return, for each query, the decision whose candidate keeps more rows; the first one among equals."""
+    better = second.count > first.count
+    return LearnedDecisions(
+        kept=np.where(better, second.kept, first.kept),
+        candidate=np.where(better, second.candidate, first.candidate),
+        count=np.where(better, second.count, first.count),
+        score=np.where(better, second.score, first.score),
+    )
+
+
 def decide_budgets(
     fits: RidgeFits,
     features: Floats,
@@ -420,16 +477,17 @@ def _joined(parts: Sequence[LearnedDecisions], order: Indices) -> LearnedDecisio
     )
 
 
-def left_out_kept(fits: RidgeFits, *, budget: int, with_margin: bool) -> Bools:
+def left_out_kept(variants: Sequence[RidgeFits], *, budget: int, with_margin: bool) -> Bools:
     """Return which logged rows are kept if each is decided by the others: the rule applied to the log itself.
 
     Args:
-        fits: the fitted log.
+        variants: the log fitted to fewer and to more features.
         budget: how many losses its rows may have.
         with_margin: as in `decide_learned`.
     """
-    scores = [-fits.margin] if with_margin else []
-    scores += [_rounded(one) for one in fits.size - (fits.size - fits.fitted) / (1 - fits.leverage)]
+    fits, scores = variants[0], [-variants[0].margin] if with_margin else []
+    for each in variants:
+        scores += [_rounded(one) for one in each.size - (each.size - each.fitted) / (1 - each.leverage)]
     best, chosen = np.zeros(len(fits.size), np.bool_), scores[0]
     for score in scores:
         lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
@@ -470,22 +528,11 @@ def _decide_block(
             rows, own = _by_margin(fits, kinds.margin)
         else:
             rows, own = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
-        best = [
-            _better(one, number, own[member], *_judged(rows, own, fits, u, budget, member))
-            for one, budget in zip(best, budgets, strict=True)
-        ]
+        for k, budget in enumerate(budgets):
+            counted, stands = _judged(rows, own, fits, u, budget, member)
+            candidate = LearnedDecisions(kept=stands, candidate=np.full(n, number), count=counted, score=own[member])
+            best[k] = _best_of(best[k], candidate)
     return [replace(one, kept=one.kept & (kinds.margin > 0)[member]) for one in best]
-
-
-def _better(best: LearnedDecisions, number: int, own: Floats, counted: Integers, stands: Bools) -> LearnedDecisions:
-    """Return the decisions of a candidate where it keeps more rows than the best so far."""
-    better = counted > best.count
-    return LearnedDecisions(
-        kept=np.where(better, stands, best.kept),
-        candidate=np.where(better, number, best.candidate),
-        count=np.where(better, counted, best.count),
-        score=np.where(better, own, best.score),
-    )
 
 
 def _by_margin(fits: RidgeFits, margin: Floats) -> tuple[Floats, Floats]:

@@ -28,7 +28,7 @@ from conformal_arbitrage.calibration.words import chain_text
 from conformal_arbitrage.core.bounds import binomial_spendable
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.core.losses import GuardianSees, Number, events_of
-from conformal_arbitrage.core.ridge import decide_budgets, feature_matrix, spendable_losses, unseen_groups
+from conformal_arbitrage.core.ridge import decide_variants, feature_matrix, spendable_losses, unseen_groups
 from conformal_arbitrage.core.trials import (
     Name,
     Split,
@@ -87,7 +87,7 @@ def _kept(
     chosen = rows.score_rows(calibration[rows.inputs.used[calibration]], u, menu_size)
     index = test[rows.inputs.used[test]]
     queries, features = rows.inputs.feature_rows(index), chosen.features
-    decided = decide_budgets(
+    decided = decide_variants(
         chosen.fits(), feature_matrix(features, queries), u[index], rows.inputs.margin[index], budgets=spendable,
         unseen=unseen_groups(features, queries), with_margin=with_margin,
     )  # fmt: skip

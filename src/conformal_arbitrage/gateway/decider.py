@@ -35,6 +35,7 @@ from conformal_arbitrage.live.rule import (
     ConformalRouter,
     answered,
     margin_of,
+    said_text,
     scored,
     sighted,
     with_answer,
@@ -567,7 +568,8 @@ async def shadow_text(
         if pending is None:
             (first, answer), *others = await all_answered(pair.models or {"primary": pair.primary}, request)
             confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
-            pending = _shadowed(policy, request, (0.0, confidence), first, *(leg for leg, _ in others))
+            legs = (first, *(leg for leg, _ in others))
+            pending = _shadowed(policy, request, (0.0, confidence), *legs, answer=said_text(answer))
             yield pending
         decision = with_answer(pending, await asking, pair.fallback)
         yield decision if decision.answer is None else replace(decision, action=0)
@@ -590,14 +592,18 @@ async def cancel(task: "asyncio.Task[Any]") -> None:
 
 
 def _shadowed(
-    policy: LivePolicy, question: Query | ChatRequest, scores: tuple[float | None, ...], *legs: Leg
+    policy: LivePolicy,
+    question: Query | ChatRequest,
+    scores: tuple[float | None, ...],
+    *legs: Leg,
+    answer: str | None = None,
 ) -> Decision:
-    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores."""
+    """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores or answer."""
     certificate = policy.certificate
     if certificate is None:
         candidates, margin, relaxation, use = list(range(len(scores))), margin_of(scores, 12), None, None
     else:
-        candidates, margin, relaxation, use, _ = sighted(certificate, scores, question, legs[0].spent)
+        candidates, margin, relaxation, use, _ = sighted(certificate, scores, question, legs[0].spent, answer)
     return Decision(
         id=question.id,
         action=None,

@@ -346,7 +346,7 @@ class PolicyTable:
         forfeited = self._check_signature(name, bound) or given_up or voided(version)
         bound = self._with_key(name, bound)
         if bound.learned is not None:
-            bound.learned_score().rule()  # fitted now, not with the first request
+            bound.learned_score().rules()  # fitted now, not with the first request
         pair = self._pairs[name]
         safe = version is not None and version.alarm is not None and settings.mode == "enforce"
         rule = self._rule(settings, deferring(bound) if safe else bound, pair, forfeited)

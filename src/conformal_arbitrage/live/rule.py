@@ -247,7 +247,7 @@ class ConformalRouter:
         first, answer = await answered("primary", self.primary, request)
         confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
         candidates, margin, relaxation, use, uncovered = sighted(
-            self.certificate, (0.0, confidence), request, first.spent
+            self.certificate, (0.0, confidence), request, first.spent, said_text(answer)
         )
         standing = answer.message if candidates == [1] and answer is not None else None
         return Decision(
@@ -352,7 +352,7 @@ class CascadeRouter(_Cascade[Answerer]):
         leg, answer = await answered("primary", model, request)
         replies.legs.append(leg)
         replies.confidences.append(None if answer is None else confidence_of(answer.confidence))
-        replies.texts.append(None if answer is None else _text_or_none(answer.message))
+        replies.texts.append(said_text(answer))
         stands = answer is not None and self.certificate.stops(replies.confidences, replies.texts, id=str(request.id))
         reason = self.no_guarantee or self._other_settings(request)
         standing = answer.message if stands and answer is not None else None
@@ -662,12 +662,16 @@ class Sighted(NamedTuple):
 
 
 def sighted(
-    certificate: Certificate, scores: Collection[float | None], question: Query | ChatRequest, spent: Spent
+    certificate: Certificate,
+    scores: Collection[float | None],
+    question: Query | ChatRequest,
+    spent: Spent,
+    answer: str | None = None,
 ) -> Sighted:
     """Apply a certificate's rule to the Primary's scores; of one by groups, the threshold of the question's group.
 
     A learned score takes the Primary's output tokens from what its call took; a reply from a cache took none, so that
-    its tokens are unknown.
+    its tokens are unknown. The answer to free text is passed; to a menu it is the top action.
     """
     id, group, rule = question.id, question.group, certificate.rule
     if not isinstance(rule, Learned) or rule.terms is None:
@@ -676,7 +680,10 @@ def sighted(
         return Sighted(candidates, margin, relaxation)
     tokens = spent.output_tokens if spent.calls else None
     text = question.text if "text" in rule.terms.features else None
-    candidates, margin, use = certificate.sight(scores, id=id, group=group, tokens=tokens, text=text)
+    actions = question.actions if isinstance(question, Query) else None
+    candidates, margin, use = certificate.sight(
+        scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=answer
+    )
     return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
 
 
@@ -701,6 +708,11 @@ def top_choice(scores: Collection[float] | None) -> tuple[float | None, int | No
         return None, None
     margin = min(1.0, margin_of(scores, MARGIN_DIGITS))
     return (None, None) if margin == 0 else (margin, top_of(tuple(scores)))
+
+
+def said_text(answer: Answer | None) -> str | None:
+    """Return the text of an answer; None if there is no answer, or it has none."""
+    return None if answer is None else _text_or_none(answer.message)
 
 
 def _text_or_none(message: Mapping[str, Any]) -> str | None:

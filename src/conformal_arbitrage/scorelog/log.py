@@ -264,6 +264,7 @@ class ScoreLog:
         id: Iterable[object] | None = None,
         group: Iterable[object] | None = None,
         context: Iterable[object] | None = None,
+        answer: Iterable[object] | None = None,
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
@@ -282,6 +283,7 @@ class ScoreLog:
             id: unique names of the rows.
             group: subject, tenant, language.
             context: the request.
+            answer: what the Primary answered, a feature of learned scores.
             primary_usage: cost or tokens of the Primary, per row.
             guardian_usage: cost or tokens of the Guardian, per row.
             identities: the scorers that made the scores, by role.
@@ -296,7 +298,7 @@ class ScoreLog:
             )
         regret = np.maximum(0.0, g - p)
         best = np.where(np.isnan(regret), np.nan, 1.0)
-        return cls.from_arrays(
+        log = cls.from_arrays(
             np.column_stack([np.zeros(len(s)), s]),
             np.column_stack([best, 1.0 - regret]),
             id=id,
@@ -309,6 +311,7 @@ class ScoreLog:
             identities=identities,
             source=source,
         )
+        return log if answer is None else replace(log, extra={"answer": strings(list(answer))})
 
     @classmethod
     def read_router(
@@ -316,7 +319,7 @@ class ScoreLog:
     ) -> "ScoreLog":
         """Read any table of router scores and grades as a log in router form; see `from_router`.
 
-        Columns `group`, `context`, `primary_cost` and `guardian_cost` are kept, too.
+        Columns `group`, `context`, `answer`, `primary_cost` and `guardian_cost` are kept, too.
 
         Args:
             path: .parquet, .jsonl, .jsonl.gz or .csv.
@@ -330,7 +333,7 @@ class ScoreLog:
                 if name not in table.types:
                     raise ScoreLogError(f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}")
             graded = {name: _read_grades(table, name, high=1) for name in (primary_grade, guardian_grade)}
-            named = {"id": id, "group": "group", "context": "context"}
+            named = {"id": id, "group": "group", "context": "context", "answer": "answer"}
             texts = {key: table.texts(name).tolist() for key, name in named.items() if name in table.types}
             return cls.from_router(
                 confidence=read_confidence(table, confidence)[0],
