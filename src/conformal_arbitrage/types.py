@@ -5,9 +5,10 @@ The types of live decisions are structs, which are ten times as fast to create a
 Knows nothing of files, models or rules.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from functools import cache
+from typing import Annotated, Any, Literal, TypeGuard, TypeVar, get_type_hints
 
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
@@ -104,15 +105,35 @@ COST_DIGITS = 12
 """Decimal places of dollars that are kept: enough for any price, and three times 0.1 is 0.3, not 0.30000000000000004."""
 
 
+# --- What becomes of a field of a record when its decision is erased ---
+
+_T = TypeVar("_T")
+ContentField = Annotated[_T, "content"]
+"""What people or models wrote: it gets its default; a number in the place of words stays."""
+NotedField = Annotated[_T, "content", "noted"]
+"""Content whose presence says something, such as an error: the word "erased" stands in its place."""
+PersonalField = Annotated[_T, "personal"]
+"""The name of a person: likewise."""
+KeptField = Annotated[_T, "kept"]
+"""Scores, costs, times and ids, by which a decision still counts; of a struct, as its own fields say."""
+
+
+@cache
+def field_marks(struct: type[Struct]) -> Mapping[str, Collection[str]]:
+    """Return the marks of a struct's fields; of one without a mark, none."""
+    hints = get_type_hints(struct, include_extras=True)
+    return {name: getattr(hints[name], "__metadata__", ()) for name in struct.__struct_fields__}
+
+
 class Spent(Struct, frozen=True, kw_only=True):
     """The calls, tokens and dollars something took. None is unknown, and stays unknown in a sum; it never counts as 0."""
 
-    calls: int = 0
-    input_tokens: int | None = 0
-    output_tokens: int | None = 0
-    reasoning_tokens: int = 0
-    cached_tokens: int = 0
-    cost: float | None = 0.0
+    calls: KeptField[int] = 0
+    input_tokens: KeptField[int | None] = 0
+    output_tokens: KeptField[int | None] = 0
+    reasoning_tokens: KeptField[int] = 0
+    cached_tokens: KeptField[int] = 0
+    cost: KeptField[float | None] = 0.0
 
     def __add__(self, other: "Spent") -> "Spent":
         return Spent(
@@ -140,11 +161,11 @@ class Failure(Struct, frozen=True, omit_defaults=True):
         code: its code, likewise.
     """
 
-    kind: str
-    message: str = ""
-    status: int | None = None
-    said: str = ""
-    code: str = ""
+    kind: KeptField[str]
+    message: ContentField[str] = ""
+    status: KeptField[int | None] = None
+    said: ContentField[str] = ""
+    code: ContentField[str] = ""
 
     def __str__(self) -> str:
         """Return the failure in one line."""
@@ -165,13 +186,13 @@ class Leg(Struct, frozen=True, kw_only=True):
         reply: the chat completion, if it answered in free text.
     """
 
-    role: Role
-    scores: tuple[float, ...] | None
-    spent: Spent
-    seconds: float
-    served: str | None = None
-    error: Failure | None = None
-    reply: Any = None
+    role: KeptField[Role]
+    scores: KeptField[tuple[float, ...] | None]
+    spent: KeptField[Spent]
+    seconds: KeptField[float]
+    served: KeptField[str | None] = None
+    error: KeptField[Failure | None] = None
+    reply: ContentField[Any] = None
 
 
 class LearnedUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -184,10 +205,10 @@ class LearnedUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
         missing: features that the query lacked, counted as 0.
     """
 
-    candidate: str
-    count: int
-    score: float
-    missing: tuple[str, ...] = ()
+    candidate: KeptField[str]
+    count: KeptField[int]
+    score: KeptField[float]
+    missing: KeptField[tuple[str, ...]] = ()
 
 
 class Decision(Struct, frozen=True, kw_only=True):

@@ -8,29 +8,11 @@ from pathlib import Path
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import integrity, keys, open_store, outbox, policies
-from conformal_arbitrage.store.schema import create_tables
-from conformal_arbitrage.store.session import SQLITE, Seals, Session
 from tests.gateway.durability import OURS, run_sql
+from tests.store.columns import COLUMNS
 from tests.store.everything import KEYS, fill
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
-
-
-def columns():
-    """All columns of the schema, with their types."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    create_tables(Session(connection, SQLITE, Seals()))
-    names = connection.execute(
-        "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
-    ).fetchall()
-    return {
-        f"{table}.{row[1]}": row[2].lower()
-        for (table,) in names
-        for row in connection.execute(f"pragma table_info({table})").fetchall()
-    }
-
-
-COLUMNS = columns()
 
 
 def exceptions():

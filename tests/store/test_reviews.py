@@ -411,7 +411,7 @@ def test_an_erased_or_pruned_decision_leaves_no_question(store, sql):
     async def story():
         _, id = await asked(store)
         assert await integrity.prune(store, before=4e9) == 0  # people have yet to judge it
-        assert await store.run(integrity.erase, id)
+        assert await integrity.erase(store, id)
         assert await take(store) is None
 
     asyncio.run(story())

@@ -298,12 +298,12 @@ def records_head_command(*, config: str) -> None:
 @options.config_file
 @options.as_json
 def records_erase_command(id: str, *, config: str, as_json: bool) -> None:
-    """Erase question, answers, comments and error texts of one decision; scores, costs and the hash chain stay.
+    """Erase what was asked, answered and said of one decision, and by whom; scores, costs and the hash chain stay.
 
     \b
     arbitrage records erase 01kabcdefghjkmnpqrstvwxyz0
     """
-    if not options.with_store(config, lambda store: store.run(integrity.erase, id)):
+    if not options.with_store(config, lambda store: integrity.erase(store, id)):
         raise StoreError(f"there is no decision {id!r}; find its id with `arbitrage records export`, or in the reply")
     if as_json:
         print_json({"erased": id})

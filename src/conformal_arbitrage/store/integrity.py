@@ -21,17 +21,15 @@ from conformal_arbitrage.store.events import forget_pruned, keep, row_faults
 from conformal_arbitrage.store.ledger import ledger_faults
 from conformal_arbitrage.store.outbox import audit_faults, sweep_deliveries
 from conformal_arbitrage.store.record import (
-    AuditBody,
-    CompletionBody,
     EventBody,
-    FeedbackBody,
     decode_decision,
     decode_later,
     encode,
+    erased,
 )
-from conformal_arbitrage.store.reviews import erase_reviews, review_faults, sweep_reviews
+from conformal_arbitrage.store.reviews import erase_reviews, forget_reviews, review_faults, sweep_reviews
 from conformal_arbitrage.store.session import CHUNK, LINK, Checkpoint, Job, Link, Session, Store, StoredLink, operation
-from conformal_arbitrage.types import DAY, Failure, Leg
+from conformal_arbitrage.types import DAY
 
 # --- Heads ---
 
@@ -588,7 +586,6 @@ def replay_faults(session: Session) -> list[str]:
 # --- Pruning and erasing ---
 
 _BEYOND = 2**62  # above the number of any event
-_ERASED = "erased"
 GONE = 410
 """The status of a stored response that was erased."""
 
@@ -606,20 +603,29 @@ async def prune(store: Store, *, before: float) -> int:
     await store.run(_compact)
     await store.run(_prune_replays, before=before)
     await store.run(forget_pruned, before=before)
+    while await store.run(forget_reviews, before=before):
+        pass
     await sweep(store)
+    await store.scrub()
     return total
 
 
 async def sweep(store: Store) -> None:
     """Remove what has expired.
 
-    That is idempotency keys and their responses, decisions that retries may continue, sessions of callers, messages to
-    webhooks, and the questions of reviews. Runs many short transactions, so that other writers are not delayed.
+    That is idempotency keys and their responses, decisions that retries may continue, sessions of callers, sign-ins,
+    messages to webhooks, and the questions of reviews. Runs many short transactions, so that other writers are not delayed.
     """
     for some in (sweep_claims, sweep_conversations, sweep_deliveries):
         while await store.run(some):
             pass
     await store.run(sweep_reviews)
+    await store.run(_sweep_sign_ins)
+
+
+@operation("write")
+def _sweep_sign_ins(session: Session) -> None:
+    session.run("delete from sign_ins where expires <= ?", session.now())
 
 
 @operation("maintain")
@@ -721,12 +727,18 @@ def _sealed_end(session: Session, writer: str) -> Checkpoint:
     return end
 
 
-@operation("write")
-def erase(session: Session, id: str) -> bool:
-    """Erase question, answers, comments and error texts of a decision; return False if there is none.
+async def erase(store: Store, id: str) -> bool:
+    """Erase what is content or personal of a decision, from SQLite's files too; return False if there is none.
 
     Scores, costs and times stay, so the decision still counts in an export.
     """
+    known = await store.run(_erase, id)
+    await store.scrub()
+    return known
+
+
+@operation("write")
+def _erase(session: Session, id: str) -> bool:
     rows = _events_of(session, id)
     if not any(row.link.kind == "decision" for row in rows):
         return False
@@ -743,22 +755,8 @@ def erase(session: Session, id: str) -> bool:
 def _without_content(link: Link) -> EventBody:
     text = str(link.body)
     if link.kind == "decision":
-        body = decode_decision(text, link.id)
-        return replace(body, content=None, legs=tuple(_without_error(leg) for leg in body.legs))
-    later = replace(decode_later(link.kind, text, link.id, link.at), at=None)
-    match later:
-        case CompletionBody():
-            leg = None if later.leg is None else _without_error(later.leg)
-            before = tuple(_without_error(earlier) for earlier in later.before)
-            return replace(later, content=None, leg=leg, before=before)
-        case FeedbackBody():
-            return replace(later, comment=None, reason=None if later.reason is None else _ERASED)
-        case AuditBody():
-            return replace(later, answer=None, error=None if later.error is None else _ERASED)
-
-
-def _without_error(leg: Leg) -> Leg:
-    return leg if leg.error is None else replace(leg, error=Failure(_ERASED))
+        return erased(decode_decision(text, link.id))
+    return erased(replace(decode_later(link.kind, text, link.id, link.at), at=None))
 
 
 def _erase_replays(session: Session, id: bytes) -> None:

@@ -451,6 +451,9 @@ class PostgresStore(Store):
             return await self._submit(self._threads, job, _READ)
         return await self._submit(self._readers, job, _SCAN if mode == "scan" else _MAINTAIN)
 
+    async def scrub(self) -> None:
+        """See `Store.scrub`: files, logs and archives belong to the server."""
+
     async def _write(self, job: Job[_T]) -> _T:
         """Run a job, and note whether it proves that commits succeed."""
         try:

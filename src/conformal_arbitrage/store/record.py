@@ -3,24 +3,27 @@
 Everything known about a decision is an event that is appended and never changed: the decision itself, its completion,
 feedback, an audit. An event's kind follows from the type of its body. Ids are 26 characters that sort by time, like a ULID.
 Bodies are stored as JSON: sorted, compact, and never a number that is not finite.
+
+Every field says what becomes of it when a decision is erased: it is content, personal, or kept.
 """
 
 import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.errors import DamagedError, StoreError
-from conformal_arbitrage.types import LearnedUse, Leg
+from conformal_arbitrage.types import ContentField, KeptField, LearnedUse, Leg, NotedField, PersonalField, field_marks
 
+_StructT = TypeVar("_StructT", bound=Struct)
 DECISION_SCHEMA = 1
 """The newest schema of `DecisionBody` that this release can read."""
 JSONObject = Mapping[str, object]
@@ -40,12 +43,12 @@ class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
         chain_answers: what each model said that a cascade asked before the Guardian, if there were several.
     """
 
-    context: str | Sequence[JSONObject] | None = None
-    actions: tuple[str, ...] | str | None = None
-    request: JSONObject | str | None = None
-    primary_answer: str | None = None
-    answer: JSONObject | str | None = None
-    chain_answers: tuple[str, ...] | str | None = None
+    context: ContentField[str | Sequence[JSONObject] | None] = None
+    actions: ContentField[tuple[str, ...] | str | None] = None
+    request: ContentField[JSONObject | str | None] = None
+    primary_answer: ContentField[str | None] = None
+    answer: ContentField[JSONObject | str | None] = None
+    chain_answers: ContentField[tuple[str, ...] | str | None] = None
 
 
 class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,30 +86,30 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ClassVar[EventKind] = "decision"
 
-    schema: int = 1
-    action: int | None = None
-    candidates: tuple[int, ...] = ()
-    margin: float | None = None
-    relaxation: float | None = None
-    no_guarantee: str | None = None
-    legs: tuple[Leg, ...] = ()
-    cost: float | None = None
-    alpha: float | None = None
-    version: int | None = None
-    mode: Literal["enforce", "shadow", "safe"] | None = None
-    form: Literal["menu", "text"] | None = None
-    content: Content | None = None
-    identities_sha256: str | None = None
-    size: int = 0
-    overridden: bool = False
-    audited: bool = False
-    pending: bool = False
-    session: str | None = None
-    held: bool = False
-    guarded: int | None = None
-    cancelled: bool = False
-    learned: LearnedUse | None = None
-    group: str | None = None
+    schema: KeptField[int] = 1
+    action: KeptField[int | None] = None
+    candidates: KeptField[tuple[int, ...]] = ()
+    margin: KeptField[float | None] = None
+    relaxation: KeptField[float | None] = None
+    no_guarantee: KeptField[str | None] = None
+    legs: KeptField[tuple[Leg, ...]] = ()
+    cost: KeptField[float | None] = None
+    alpha: KeptField[float | None] = None
+    version: KeptField[int | None] = None
+    mode: KeptField[Literal["enforce", "shadow", "safe"] | None] = None
+    form: KeptField[Literal["menu", "text"] | None] = None
+    content: ContentField[Content | None] = None
+    identities_sha256: KeptField[str | None] = None
+    size: KeptField[int] = 0
+    overridden: KeptField[bool] = False
+    audited: KeptField[bool] = False
+    pending: KeptField[bool] = False
+    session: KeptField[str | None] = None
+    held: KeptField[bool] = False
+    guarded: KeptField[int | None] = None
+    cancelled: KeptField[bool] = False
+    learned: KeptField[LearnedUse | None] = None
+    group: KeptField[str | None] = None
 
 
 class ReviewVote(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,11 +123,11 @@ class ReviewVote(Struct, frozen=True, kw_only=True, omit_defaults=True):
         late: it came after the question had been decided otherwise, and changed nothing.
     """
 
-    reviewer: str
-    choice: int | tuple[float, float]
-    held: float
-    level: int = 0
-    late: bool = False
+    reviewer: PersonalField[str]
+    choice: KeptField[int | tuple[float, float]]
+    held: KeptField[float]
+    level: KeptField[int] = 0
+    late: KeptField[bool] = False
 
 
 class ReviewFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -139,12 +142,12 @@ class ReviewFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         withdrawn: how many were undone in time.
     """
 
-    item: str
-    protocol: str
-    rule: str
-    votes: tuple[ReviewVote, ...] = ()
-    level: int = 0
-    withdrawn: int = 0
+    item: KeptField[str]
+    protocol: KeptField[str]
+    rule: KeptField[str]
+    votes: KeptField[tuple[ReviewVote, ...]] = ()
+    level: KeptField[int] = 0
+    withdrawn: KeptField[int] = 0
 
 
 class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -167,24 +170,24 @@ class CompletionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ClassVar[EventKind] = "completion"
 
-    finish: str
-    leg: Leg | None = None
-    before: tuple[Leg, ...] = ()
-    action: int | None = None
-    decided_by: str | None = None
-    no_guarantee: str | None = None
-    cost: float | None = None
-    content: Content | None = None
-    review: ReviewFacts | None = None
-    at: float | None = None
+    finish: KeptField[str]
+    leg: KeptField[Leg | None] = None
+    before: KeptField[tuple[Leg, ...]] = ()
+    action: KeptField[int | None] = None
+    decided_by: KeptField[str | None] = None
+    no_guarantee: KeptField[str | None] = None
+    cost: KeptField[float | None] = None
+    content: ContentField[Content | None] = None
+    review: KeptField[ReviewFacts | None] = None
+    at: KeptField[float | None] = None
 
 
 class Grades(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Grades of both answers, in [0, 1]; `chain` are those of every model that a cascade asked before the Guardian."""
 
-    primary: float
-    guardian: float
-    chain: tuple[float, ...] = ()
+    primary: KeptField[float]
+    guardian: KeptField[float]
+    chain: KeptField[tuple[float, ...]] = ()
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -210,15 +213,15 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ClassVar[EventKind] = "feedback"
 
-    grade: float | None = None
-    grades: Grades | None = None
-    reason: str | None = None
-    label: int | str | None = None
-    comment: str | None = None
-    by: str | None = None
-    grader: JSONObject | None = None
-    review: ReviewFacts | None = None
-    at: float | None = None
+    grade: KeptField[float | None] = None
+    grades: KeptField[Grades | None] = None
+    reason: NotedField[str | None] = None
+    label: ContentField[int | str | None] = None
+    comment: ContentField[str | None] = None
+    by: KeptField[str | None] = None
+    grader: KeptField[JSONObject | None] = None
+    review: KeptField[ReviewFacts | None] = None
+    at: KeptField[float | None] = None
 
 
 class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -237,14 +240,14 @@ class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ClassVar[EventKind] = "audit"
 
-    scores: tuple[float, ...] | None = None
-    error: str | None = None
-    cost: float | None = None
-    served: str | None = None
-    answer: str | None = None
-    identities_sha256: str | None = None
-    review: ReviewFacts | None = None
-    at: float | None = None
+    scores: KeptField[tuple[float, ...] | None] = None
+    error: NotedField[str | None] = None
+    cost: KeptField[float | None] = None
+    served: KeptField[str | None] = None
+    answer: ContentField[str | None] = None
+    identities_sha256: KeptField[str | None] = None
+    review: KeptField[ReviewFacts | None] = None
+    at: KeptField[float | None] = None
 
 
 class AlarmBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -267,18 +270,18 @@ class AlarmBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ClassVar[EventKind] = "alarm"
 
-    version: int
-    lifts: int
-    identities_sha256: str
-    cause: str
-    audits: int
-    known: int
-    missing: int
-    line: float
-    log_evidence: float
-    mean: float | None = None
-    group: str | None = None
-    at: float | None = None
+    version: KeptField[int]
+    lifts: KeptField[int]
+    identities_sha256: KeptField[str]
+    cause: KeptField[str]
+    audits: KeptField[int]
+    known: KeptField[int]
+    missing: KeptField[int]
+    line: KeptField[float]
+    log_evidence: KeptField[float]
+    mean: KeptField[float | None] = None
+    group: KeptField[str | None] = None
+    at: KeptField[float | None] = None
 
 
 class LiftBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -294,11 +297,11 @@ class LiftBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: ClassVar[EventKind] = "lift"
 
-    version: int
-    lifts: int
-    reason: str
-    by: str
-    at: float | None = None
+    version: KeptField[int]
+    lifts: KeptField[int]
+    reason: KeptField[str]
+    by: KeptField[str]
+    at: KeptField[float | None] = None
 
 
 LaterBody = CompletionBody | FeedbackBody | AuditBody
@@ -317,11 +320,11 @@ class Event(Struct, frozen=True, kw_only=True):
         decided_by: of a decision: who chose.
     """
 
-    id: str
-    body: EventBody
-    policy: str | None = None
-    key_id: str | None = None
-    decided_by: str | None = None
+    id: KeptField[str]
+    body: KeptField[EventBody]
+    policy: KeptField[str | None] = None
+    key_id: KeptField[str | None] = None
+    decided_by: KeptField[str | None] = None
 
 
 class DecisionRecord(Struct, frozen=True, kw_only=True):
@@ -331,15 +334,15 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     that was recorded as pending includes what that completion says.
     """
 
-    id: str
-    created: float
-    policy: str
-    key_id: str | None
-    decided_by: str
-    decision: DecisionBody
-    completion: CompletionBody | None = None
-    feedback: tuple[FeedbackBody, ...] = ()
-    audit: AuditBody | None = None
+    id: KeptField[str]
+    created: KeptField[float]
+    policy: KeptField[str]
+    key_id: KeptField[str | None]
+    decided_by: KeptField[str]
+    decision: KeptField[DecisionBody]
+    completion: KeptField[CompletionBody | None] = None
+    feedback: KeptField[tuple[FeedbackBody, ...]] = ()
+    audit: KeptField[AuditBody | None] = None
 
 
 UNDELIVERED = frozenset({"cancelled", "failed", "limited", "waiting"})
@@ -378,15 +381,15 @@ class MenuQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `ordered` is that of `Query`.
     """
 
-    context: str | Sequence[JSONObject]
-    actions: tuple[str, ...]
-    ordered: bool = False
+    context: ContentField[str | Sequence[JSONObject]]
+    actions: ContentField[tuple[str, ...]]
+    ordered: KeptField[bool] = False
 
 
 class TextQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A chat request, for an audit to send again."""
 
-    request: JSONObject
+    request: ContentField[JSONObject]
 
 
 AuditQuestion = MenuQuestion | TextQuestion
@@ -407,6 +410,29 @@ def _plain_value(value: Any, without: Mapping[type[Struct], frozenset[str]] | No
     if isinstance(value, Struct):
         return document(value, without=without)
     return [_plain_value(item, without) for item in value] if value.__class__ is tuple else value
+
+
+ERASED = "erased"
+"""What stands in the place of a name, or of words whose presence says something."""
+
+
+def erased(struct: _StructT) -> _StructT:
+    """Return a struct without what its fields mark as content or personal; numbers in the place of words stay."""
+    marks = field_marks(type(struct))
+    return replace(struct, **{name: _erased_value(struct, name, mark) for name, mark in marks.items()})
+
+
+def _erased_value(struct: Struct, name: str, marks: Collection[str]) -> object:
+    value: Any = getattr(struct, name)
+    if "kept" in marks:
+        parts = value if value.__class__ is tuple else (value,)
+        new = tuple(erased(part) if isinstance(part, Struct) else part for part in parts)
+        return new if parts is value else new[0]
+    if value is None or isinstance(value, int | float):
+        return value
+    if "noted" in marks or "personal" in marks:
+        return ERASED
+    return next(field.default for field in structs.fields(struct) if field.name == name)
 
 
 # --- Ids ---

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.monitoring.votes import ReviewRule, SecondOpinion, count_votes
@@ -35,10 +36,11 @@ from conformal_arbitrage.store.record import (
     document,
     encode,
     encode_strictly,
+    erased,
     is_plain,
     new_id,
 )
-from conformal_arbitrage.store.session import Session, SingleQuery, operation, placeholders, prepared
+from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
 from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.store")
@@ -999,16 +1001,60 @@ def request_of(session: Session, decision: str) -> tuple[ReviewRequest, ReviewOu
     return None
 
 
+_OF_REVIEWS = ("votes", "review_claims")
+"""The tables whose rows belong to an item."""
+
+
 def erase_reviews(session: Session, decision: str) -> None:
-    """Withdraw the items of a decision, and remove their questions and the request they belong to."""
+    """Withdraw the items of a decision, and remove their questions, the request they belong to, and who answered how."""
     session.run(
         "update review_requests set body = null where id in (select request from reviews where decision = ?)", decision
     )
     session.run(
         "update reviews set payload = null, revision = revision + 1, "
-        "state = case when state = 'open' then 'withdrawn' else state end where decision = ?",
-        decision,
+        "closed = coalesce(closed, ?), state = case when state = 'open' then 'withdrawn' else state end where decision = ?",
+        *(session.now(), decision),
     )
+    for table in _OF_REVIEWS:
+        session.run(f"delete from {table} where item in (select id from reviews where decision = ?)", decision)
+    session.run("delete from review_seen where decision = ?", decision)
+    rows = session.rows(
+        "select id, outcome, verdict_seal from reviews where decision = ? and outcome is not null", decision
+    )
+    for id, text, seal in rows:
+        outcome = decode_outcome(text, decision)
+        new = encode_outcome(replace(outcome, facts=None if outcome.facts is None else erased(outcome.facts)))
+        if session.seals.fits(seal, "verdict", decision, text):  # or its new seal would vouch for what someone changed
+            seal = session.seals.sign("verdict", decision, new)
+        session.run("update reviews set outcome = ?, verdict_seal = ? where id = ?", new, seal, id)
+
+
+@operation("maintain")
+def forget_reviews(session: Session, *, before: float) -> int:
+    """Remove some of the items that ended before a time and whose decision is no longer kept, with who answered how."""
+    rows = session.rows(
+        "select id, decision, request from reviews where closed < ? and state not in ('open', 'decided') and not exists "
+        "(select 1 from events where events.kind = 'decision' and events.id = reviews.decision) limit ?",
+        *(before, CHUNK),
+    )
+    for id, decision, request in rows:
+        for table in _OF_REVIEWS:
+            session.run(f"delete from {table} where item = ?", id)
+        session.run("delete from reviews where id = ?", id)
+        session.run(
+            "delete from review_seen where decision = ? and not exists "
+            "(select 1 from reviews where reviews.decision = review_seen.decision)",
+            decision,
+        )
+        session.run("delete from review_requests where id = ? and body is null", request)
+    session.run(  # somebody may have read the record of a decision that nobody was asked about
+        "delete from review_seen where at < ? and not exists "
+        "(select 1 from reviews where reviews.decision = review_seen.decision) and not exists "
+        "(select 1 from events where events.kind = 'decision' and events.id = review_seen.decision)",
+        before,
+    )
+    session.run("delete from presence where seen < ?", before)
+    return len(rows)
 
 
 @operation("write")

@@ -6,7 +6,8 @@ it would have to fill. Releases of one minor version differ by additive migratio
 can share a database while one replaces the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.integrity import start_roster
@@ -239,6 +240,23 @@ create table grading_marks (
     policy {text} not null, writer {text} not null, seq {integer} not null, primary key (policy, writer)
 );
 """
+
+
+Retention = Literal["record", "expires", "done", "kept"]
+"""When the rows of a table go: with the decision that they are about, by `prune`; at the time that they carry, by `sweep`;
+when what waits is done; or never, since they hold figures, fingerprints and settings, and nothing that was said."""
+RETENTION: Mapping[str, Retention] = {
+    "events": "record", "unguaranteed": "record", "reviews": "record", "review_seen": "record", "votes": "record",
+    "review_requests": "record", "presence": "record",
+    "sign_ins": "expires", "claims": "expires", "replays": "expires", "begun": "expires", "undelivered": "expires",
+    "conversations": "expires", "deliveries": "expires",
+    "audits": "done", "review_claims": "done",
+    "checkpoints": "kept", "heads": "kept", "roster": "kept", "secret": "kept", "changes": "kept", "probes": "kept",
+    "keys": "kept", "policies": "kept", "configured": "kept", "spending": "kept", "ledgers": "kept", "ledger": "kept",
+    "calibration_rows": "kept", "gathered": "kept", "tallies": "kept", "tally_marks": "kept", "review_calls": "kept",
+    "grading_marks": "kept",
+}  # fmt: skip
+"""The rule of every table."""
 
 
 def create_tables(session: Session) -> None:

@@ -454,5 +454,9 @@ class Store(ABC):
         """
 
     @abstractmethod
+    async def scrub(self) -> None:
+        """Leave no byte of what was removed in the database's files; in PostgreSQL, that is the operator's to do."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Finish pending operations and release the connections."""

@@ -152,6 +152,21 @@ class SQLiteStore(Store):
         except _FAILURES as error:
             raise _translated(self._path, error) from error
 
+    async def scrub(self) -> None:
+        """See `Store.scrub`. Removed bytes are overwritten at once; the write-ahead log still has them, and is emptied."""
+        await asyncio.get_running_loop().run_in_executor(self._readers, self._empty_log)
+
+    def _empty_log(self) -> None:
+        try:
+            with closing(_connect(self._path, create=False)) as connection:
+                [(busy, *_)] = connection.execute("pragma wal_checkpoint(truncate)").fetchall()
+        except _FAILURES as error:
+            raise _translated(self._path, error) from error
+        if busy:
+            _log.warning(
+                "%s: somebody reads an earlier state, so removed text is in its -wal file; prune again", self._path
+            )
+
     def _on_snapshot(self, job: Job[_T]) -> _T:
         with closing(_connect(self._path, create=False)) as connection:
             self._scanning.add(connection)
@@ -362,6 +377,7 @@ def _connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
             uri, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
         )
         connection.execute("pragma synchronous = full")
+        connection.execute("pragma secure_delete = on")
     except _FAILURES as error:
         raise _translated(path, error) from error
     return connection
