@@ -19,7 +19,7 @@ from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.cli.demo import write_gateway
 from conformal_arbitrage.gateway.server import reachable_url
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.config import read_config, template
 from tests.gateway.house import UNSURE, hanging, says, until, votes
 from tests.gateway.people import PeopleHouse
 
@@ -218,9 +218,12 @@ def test_the_first_key_says_that_every_call_now_needs_one_and_later_ones_do_not(
     assert gateway.decide().status_code == 401
 
 
-def test_policies_and_their_last_decisions_are_listed(house):
+def test_policies_and_their_last_decisions_are_listed(house, tmp_path):
     gateway = house()
-    assert "no database" not in run(gateway.folder, "policies", "list").stderr
+    (tmp_path / "arbitrage.toml").write_text(f"{template('text')}\n[policies.later]\n")
+    [before] = json.loads(run(tmp_path, "policies", "list", "--json").stdout)[-1:]
+    assert (before["policy"], before["version"]) == ("later", None), "no gateway was started yet"
+    assert "there is no database" in run(tmp_path, "records", "list").stderr
     for _ in range(3):
         gateway.decide()
     listed = json.loads(run(gateway.folder, "policies", "list", "--json").stdout)

@@ -31,7 +31,7 @@ from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, Renewab
 from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import Config, read_config, webhooks_of
-from conformal_arbitrage.live.database import database_of
+from conformal_arbitrage.live.database import database_exists, database_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
@@ -631,7 +631,9 @@ def policies_list_command(*, config: str, as_json: bool) -> None:
     arbitrage policies list
     """
     configuration = read_config(config)
-    versions = options.with_store(config, lambda store: store.run(stored_policies.active), only_existing=True)
+    versions: list[PolicyVersion] = []
+    if database_exists(configuration):  # not before the first `arbitrage serve`
+        versions = options.with_store(config, lambda store: store.run(stored_policies.active))
     in_force = {version.name: version for version in versions}
     listed = [
         _policy_document(name, policy.mode, in_force.get(name)) for name, policy in configuration.policies.items()

@@ -34,7 +34,7 @@ from conformal_arbitrage.types import n_rows
 HEADER = ["", "decisions", "loss", "excess losses", "Guardian share", "audit calls", "cost"]
 CAVEAT = (
     "One run with one seed. The traffic is drawn from rows that were not used for calibration: their own mean "
-    "differs from alpha by luck, as a certificate's does."
+    "differs from alpha by chance, as a certificate's does."
 )
 _PARTS = {"before": "before the change", "after": "after it", "all": "in all"}
 
