@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import RiskCurve, ScoreLog
-from conformal_arbitrage.core import losses as losses_module
-from conformal_arbitrage.core import walk
+from conformal_arbitrage.core import exact, walk
 from conformal_arbitrage.core.exact import sorted_columns
-from conformal_arbitrage.core.losses import LossMeasure, class_sizes
+from conformal_arbitrage.core.losses import LossMeasure, _coarse, class_sizes  # pyright: ignore[reportPrivateUsage]
 from conformal_arbitrage.core.walk import Bracket, Fold, crossings, crossings_here
 from tests.core.sorted_curve import every_fall, first_within, sorted_curve
 
@@ -201,12 +200,12 @@ def test_one_row_of_another_decade_falls_as_it_does_alone(sees, others):
 
 @pytest.mark.parametrize("sees", SEES)
 def test_rows_of_another_decade_that_are_forgotten_are_caught(monkeypatch, sees):
-    monkeypatch.setattr(losses_module, "common_decimals", forgetful_decimals)
+    monkeypatch.setattr(exact, "common_decimals", forgetful_decimals)
     with pytest.raises(AssertionError):
         check_other_decade(sees)
 
 
-def forgetful_decimals(largest, digits, common=losses_module.common_decimals):
+def forgetful_decimals(largest, digits, common=exact.common_decimals):
     return common(largest, digits)[0], np.zeros(0, np.int64)
 
 
@@ -223,7 +222,7 @@ def test_the_total_is_a_sum_of_integers(sees):
 
 def test_the_largest_tick_leaves_the_last_bits_of_a_key_to_the_place():
     largest = np.array([2e12, 2e12 - 1, 1.0])
-    assert not (largest.view(np.int64) & losses_module._PLACE).any()  # pyright: ignore[reportPrivateUsage]
+    assert not (largest.view(np.int64) & exact.PLACE_BITS).any()
     events = LossMeasure(guardian_sees="candidates").events(
         ScoreLog.from_arrays([[1.0, -1.0, -1.0 + 1e-12]], [[0.0, 1.0, 0.5]])
     )
@@ -256,8 +255,8 @@ def test_coarse_ticks_round_up_in_floats_as_in_integers():
         unit = 10 ** (12 - digits)
         whole = rng.integers(0, 2**53 // unit, 2000) * unit
         levels = np.concatenate([whole, whole + 1, np.maximum(whole - 1, 0)])
-        exact = -(-levels // unit)
-        assert np.array_equal(losses_module._coarse(levels.astype(np.float64), digits), exact)  # pyright: ignore[reportPrivateUsage]
+        integers = -(-levels // unit)
+        assert np.array_equal(_coarse(levels.astype(np.float64), digits), integers)
 
 
 def test_draws_are_asked_for_only_at_the_threshold_gap():

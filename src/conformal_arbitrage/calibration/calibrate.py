@@ -575,7 +575,7 @@ class RowFacts:
         """Count in some rows."""
         sizes = log.sizes
         return cls(
-            rows=len(log),
+            rows=len(sizes),
             fewest_actions=int(sizes.min()),
             most_actions=int(sizes.max()),
             no_opinion=int(log.no_opinion.sum()),
@@ -605,7 +605,7 @@ class LogSurvey:
     log: ScoreLog
     options: CalibrationOptions
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Rows."""
         return len(self.log)

@@ -536,3 +536,97 @@ def choose_rows(
         np.put_along_axis(by_action, order, kept, axis=0)
         candidate[block.flat] = by_action.T.ravel()
     return RowChoices(action, deferred, margin, candidate)
+
+
+# --- The Primary's lead, and keys that order actions, for many rows at once ---
+
+
+PLACE_BITS: Final = 7
+"""The last bits of a key: the action's place in its row."""
+
+
+def gaps_of(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
+    """Return gaps in ticks as numbers, in place, given the rows they belong to."""
+    if len(ticks):
+        shift(ticks, -(decimals if len(decimals) == 1 else decimals[rows]))
+    return ticks
+
+
+def order_keys(scores: Floats, digits: int) -> tuple[Integers, Integers, Indices]:
+    """Return one number per action that orders each row by tick, then place; the decimals; and rows of other decades.
+
+    It is the tick as a float, read as an integer: that keeps the order, and since a tick is below 2^41, the last twelve
+    bits are free for the place.
+    """
+    scores = as_recorded(scores, digits)
+    top = scores.max(axis=0)
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), digits)
+    ticks = top - scores  # a -0.0 among them comes before the zeros, with which it is tied
+    shift(ticks, decimals)
+    keys = np.rint(ticks, out=ticks).view(np.int64)
+    keys |= np.arange(len(keys))[:, None]
+    return keys, decimals, others
+
+
+@dataclass(frozen=True, slots=True)
+class Leads:
+    """How far the top actions of some rows lead.
+
+    Attributes:
+        ticks: the best score minus the second best, in whole ticks.
+        decimals: those kept of the scores.
+        worth: what the top action is worth to the Guardian.
+        best: the most that any action is worth.
+        others: rows of other decades than nearly all, whose lead is left to another round.
+    """
+
+    ticks: Floats
+    decimals: Integers
+    worth: Floats
+    best: Floats
+    others: Indices
+
+    def gaps(self, rows: Indices) -> Floats:
+        """Return the margins of some rows."""
+        return gaps_of(self.ticks[rows], self.decimals, rows)
+
+
+def leads(block: Block, primary: Floats, worth: Floats, digits: int) -> Leads:
+    """Return the leads of a block of rows of one size: no order is needed, only the two best scores."""
+    scores, worths = as_recorded(block.of(primary), digits), block.of(worth)
+    if len(scores) == 1:
+        return Leads(np.zeros(len(worths[0])), np.zeros(1, np.int64), worths[0], worths[0], _NO_ROWS)
+    top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
+    of_top = _either(scores[1] > scores[0], worths[1], worths[0])
+    for score, value in zip(scores[2:], worths[2:], strict=True):
+        of_top = _either(score > top, value, of_top)
+        np.maximum(second, np.minimum(top, score), out=second)
+        np.maximum(top, score, out=top)
+    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), digits)
+    return Leads(_whole_ticks(top - second, decimals), decimals, of_top, worths.max(axis=0), others)
+
+
+def _either(first: Bools, value: Floats, other: Floats) -> Floats:
+    """Return `value` where `first` holds, else `other`; half the time of copying under a mask."""
+    return np.where(first, value, other)
+
+
+def long_leads(block: Block, log: ScoreArrays, worth: Floats) -> Leads:
+    """Return the leads of longer rows of any size, which follow each other."""
+    scores, worths, rows = as_recorded(log.primary[block.flat], log.score_digits), worth[block.flat], block.all_rows()
+    sizes = log.offsets[rows + 1] - log.offsets[rows]
+    starts = np.cumsum(sizes) - sizes
+    top, low = np.maximum.reduceat(scores, starts), np.minimum.reduceat(scores, starts)
+    place = np.where(scores == np.repeat(top, sizes), np.arange(len(scores)), len(scores))
+    first = np.minimum.reduceat(place, starts)
+    rest = scores.copy()
+    rest[first] = -np.inf
+    second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worths, starts)
+    decimals = kept_decimals(np.maximum(top, -low), log.score_digits)
+    return Leads(_whole_ticks(top - second, decimals), decimals, worths[first], best, _NO_ROWS)
+
+
+def _whole_ticks(scores: Floats, decimals: Integers) -> Floats:
+    """Return differences of scores as whole ticks, in place."""
+    shift(scores, decimals)
+    return np.rint(scores, out=scores)

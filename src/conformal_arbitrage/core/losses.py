@@ -11,21 +11,23 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import (
     LONGEST_NETWORK,
+    PLACE_BITS,
     Block,
     Bools,
     Draw,
     Floats,
     Indices,
     Integers,
+    Leads,
     ScoreArrays,
-    as_recorded,
     blocks,
-    common_decimals,
     flat_positions,
+    gaps_of,
     in_order,
-    kept_decimals,
+    leads,
+    long_leads,
+    order_keys,
     row_argmax,
-    shift,
     sorted_blocks,
     sorted_columns,
     tick_gaps,
@@ -411,7 +413,6 @@ _LARGEST_EXACT: Final = 4503.0
 """Ticks of scores up to this size, and their differences, are whole numbers below 2^53: exact as floats."""
 _CLASSES_PER_DOUBLING: Final = 4
 _SCORES_AT_ONCE: Final = 1 << 16
-_PLACE: Final = 7  # the last bits of a key: the action's place in its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,15 +508,15 @@ def _joined(pieces: Iterator[_Piece], n: int, usual: int, tick_digits: int) -> E
     for piece in pieces:
         at_zero = piece.at_zero.astype(np.int64, copy=False)  # each is exact as a float, their sum may not be
         total += int(at_zero.sum())
-        peak = int(at_zero.argmax())
-        largest = max(largest, (int(at_zero[peak]), int(piece.rows.row_numbers(np.array([peak]))[0])), key=_rank)
+        peak, rows = int(at_zero.argmax()), piece.rows.all_rows()
+        largest = max(largest, (int(at_zero[peak]), int(rows[peak])), key=_rank)
         for position, at, fall in piece.steps:
             start, stop = stop, stop + len(at)
             if stop > int(columns.shape[1]):
                 columns = np.concatenate([columns, np.empty((3, 2 * stop), np.int64)], axis=1)
             columns[0, start:stop] = at.view(np.int64)
             columns[1, start:stop] = fall
-            columns[2, start:stop] = piece.rows.row_numbers(position)
+            columns[2, start:stop] = rows[position]
     return Events(
         n=n,
         total=total,
@@ -626,20 +627,9 @@ def _coarse(levels: Floats, tick_digits: int) -> Floats:
     return np.ceil(levels, out=levels)
 
 
-def _at(decimals: Integers, rows: Indices) -> Integers:
-    return decimals if len(decimals) == 1 else decimals[rows]
-
-
-def _gaps(ticks: Floats, decimals: Integers, rows: Indices) -> Floats:
-    """Return gaps in ticks as numbers, given the rows they belong to."""
-    if len(ticks):
-        shift(ticks, -_at(decimals, rows))
-    return ticks
-
-
 def _short(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
     """Return the events of the regret over the candidates, of rows that a network sorts, and the rows left out."""
-    keys, decimals, others = _keys(block.of(regret.log.primary), regret.log.score_digits)
+    keys, decimals, others = order_keys(block.of(regret.log.primary), regret.log.score_digits)
     worth = _guardian_ticks(block.of(regret.worth))
     losses = _coarse(np.subtract(worth.max(axis=0), worth, out=worth), regret.tick_digits)
     losses[:, others] = 0.0
@@ -651,36 +641,20 @@ def _short(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
         np.minimum(level, following, out=following)
         fall = level - following
         if tied:
-            zero = column <= _PLACE
+            zero = column <= PLACE_BITS
             tied = bool(zero.any())
             if tied:
                 at_zero = np.where(zero, following, at_zero)
                 fall[zero] = 0.0
         hit = np.flatnonzero(fall > 0)
-        steps.append((hit, _gaps((column[hit] & ~_PLACE).view(np.float64), decimals, hit), fall[hit]))
+        steps.append((hit, gaps_of((column[hit] & ~PLACE_BITS).view(np.float64), decimals, hit), fall[hit]))
         level = following
     return _Piece(block, at_zero, steps), others
 
 
-def _keys(scores: Floats, digits: int) -> tuple[Integers, Integers, Indices]:
-    """Return one number per action that orders each row by tick, then place; the decimals; and rows of other decades.
-
-    It is the tick as a float, read as an integer: that keeps the order, and since a tick is below 2^41, the last twelve
-    bits are free for the place.
-    """
-    scores = as_recorded(scores, digits)
-    top = scores.max(axis=0)
-    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), digits)
-    ticks = top - scores  # a -0.0 among them comes before the zeros, with which it is tied
-    shift(ticks, decimals)
-    keys = np.rint(ticks, out=ticks).view(np.int64)
-    keys |= np.arange(len(keys))[:, None]
-    return keys, decimals, others
-
-
 def _flat_places(column: Integers, places: Indices) -> Indices:
     """Return where the actions of some keys, one per row, lie in a block of actions x rows; `take` need not check it."""
-    flat = column & _PLACE
+    flat = column & PLACE_BITS
     flat *= len(places)
     flat += places
     return flat
@@ -706,71 +680,30 @@ def _long(regret: _Regret, block: Block) -> _Piece:
     later = keys[:, 1:].ravel()
     hit = np.flatnonzero((fall > 0) & (later > 0))
     position = hit // (block.size - 1)
-    gap = _gaps(later[hit].astype(np.float64), decimals, position)
+    gap = gaps_of(later[hit].astype(np.float64), decimals, position)
     return _Piece(block, at_zero, [(position, gap, fall[hit])])
 
 
 def _alone(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
     """Return the events of the regret of the top action alone, of short rows, and the rows left out.
 
-    No order is needed, only the two best scores.
+    Rounding to ticks is monotone, so the second best score has the second smallest gap, and the best worth the most
+    ticks. Where the two best scores are tied, the row is deferred at every relaxation and loses nothing; which of the two
+    the top action is does not matter then.
     """
-    scores, worth = as_recorded(block.of(regret.log.primary), regret.log.score_digits), block.of(regret.worth)
-    if len(scores) == 1:
-        return _Piece(block, np.zeros(int(scores.shape[1])), []), np.zeros(0, np.int64)
-    top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
-    own = _either(scores[1] > scores[0], worth[1], worth[0])
-    for score, value in zip(scores[2:], worth[2:], strict=True):
-        own = _either(score > top, value, own)
-        np.maximum(second, np.minimum(top, score), out=second)
-        np.maximum(top, score, out=top)
-    decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), regret.log.score_digits)
-    best = worth.max(axis=0)
-    own[others] = best[others]
-    return _single_events(block, regret, decimals, top - second, own, best), others
-
-
-def _either(first: Bools, one: Floats, other: Floats) -> Floats:
-    """Return `one` where `first` holds, else `other`; half the time of copying under a mask."""
-    return np.where(first, one, other)
+    lead = leads(block, regret.log.primary, regret.worth, regret.log.score_digits)
+    return _single_events(block, regret, lead), lead.others
 
 
 def _alone_long(regret: _Regret, block: Block) -> _Piece:
     """Return the same for longer rows of any size, one after the other."""
-    scores = as_recorded(regret.log.primary[block.flat], regret.log.score_digits)
-    worth, rows, offsets = regret.worth[block.flat], block.all_rows(), regret.log.offsets
-    sizes = offsets[rows + 1] - offsets[rows]
-    starts = np.cumsum(sizes) - sizes
-    top, low = np.maximum.reduceat(scores, starts), np.minimum.reduceat(scores, starts)
-    place = np.where(scores == np.repeat(top, sizes), np.arange(len(scores)), len(scores))
-    first = np.minimum.reduceat(place, starts)
-    rest = scores.copy()
-    rest[first] = -np.inf
-    second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worth, starts)
-    decimals = kept_decimals(np.maximum(top, -low), regret.log.score_digits)
-    return _single_events(block, regret, decimals, top - second, worth[first], best)
+    return _single_events(block, regret, long_leads(block, regret.log, regret.worth))
 
 
-def _single_events(
-    block: Block, regret: _Regret, decimals: Integers, lead: Floats, own: Floats, best: Floats
-) -> _Piece:
-    """Return one event per row, at its margin: from the regret of the top action to 0.
-
-    Rounding to ticks is monotone, so the second best score has the second smallest gap, and the best worth the most
-    ticks. Where the two best scores are tied, the row is deferred at every relaxation and loses nothing; which of the two
-    the top action is does not matter then.
-
-    Args:
-        block: the rows.
-        regret: how losses are counted.
-        decimals: those kept of the Primary scores.
-        lead: the best Primary score of each row minus the second best; used as scratch memory.
-        own: what the top action is worth to the Guardian.
-        best: the most that any action is worth.
-    """
-    shift(lead, decimals)
-    ticks = np.rint(lead, out=lead)
-    level = _coarse(_guardian_ticks(best) - _guardian_ticks(own), regret.tick_digits)
-    level[ticks == 0] = 0.0
+def _single_events(block: Block, regret: _Regret, lead: Leads) -> _Piece:
+    """Return one event per row, at its margin: from the regret of the top action to 0."""
+    level = _coarse(_guardian_ticks(lead.best) - _guardian_ticks(lead.worth), regret.tick_digits)
+    level[lead.ticks == 0] = 0.0
+    level[lead.others] = 0.0
     hit = np.flatnonzero(level > 0)
-    return _Piece(block, level, [(hit, _gaps(ticks[hit], decimals, hit), level[hit])])
+    return _Piece(block, level, [(hit, lead.gaps(hit), level[hit])])

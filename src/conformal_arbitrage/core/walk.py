@@ -192,13 +192,17 @@ class RiskCurve:
         cls, log: ScoreArrays, events: Events, *, grades: Floats | None = None, u: Floats | Draw | None = None
     ) -> "RiskCurve":
         """Build the curve of a log whose events are known; see `from_log`."""
-        compared = log.loss_scores if grades is None else grades
+        unit = (
+            in_unit(events.scores)
+            if events.scores is not None
+            else within_unit(log.loss_scores if grades is None else grades)
+        )
         return cls(
             source=log.source,
             events=events,
             draw=u.take if isinstance(u, np.ndarray) else u,
             signed=grades is not None,
-            unit_scores=within_unit(compared) if events.scores is None else in_unit(events.scores),
+            unit_scores=unit,
         )
 
     @property
