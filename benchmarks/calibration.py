@@ -19,7 +19,7 @@ import duckdb
 import numpy as np
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
-from conformal_arbitrage.core.losses import LossMeasure
+from conformal_arbitrage.core.risk import LossMeasure
 
 ACTIONS = 4
 ALPHAS = np.round(np.linspace(0.01, 0.5, 50), 2)

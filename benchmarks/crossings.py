@@ -178,8 +178,9 @@ def calibration() -> dict[str, Watch]:
     """Run `arbitrage calibrate` twice in an empty folder, the second time under watch."""
     log = ROOT / "src" / "conformal_arbitrage" / "data" / "science.parquet"
     columns = ["--primary-column", "qwen15b", "--guardian-column", "expert"]
-    watch, runner = Watch(), CliRunner(env={"ARBITRAGE_SECRET": "a-long-random-text-for-this-count"})
+    watch = Watch()
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        runner = CliRunner(env={"ARBITRAGE_SECRET": "a-long-random-text-for-this-count", "XDG_CONFIG_HOME": folder})
         shutil.copy(log, "log.parquet")
         for profile in (None, watch):
             sys.setprofile(profile)

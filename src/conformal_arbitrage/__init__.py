@@ -13,7 +13,7 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
     from conformal_arbitrage.calibration.secret import ProjectSecret
     from conformal_arbitrage.calibration.verify import Verification, verify
     from conformal_arbitrage.collecting.collect import collect
-    from conformal_arbitrage.core.walk import RiskCurve
+    from conformal_arbitrage.core.risk import RiskCurve
     from conformal_arbitrage.errors import (
         ArbitrageError,
         CertificateError,
@@ -36,13 +36,12 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
     )
     from conformal_arbitrage.evaluation.assessment import Assessment, assess
     from conformal_arbitrage.evaluation.compare import RuleComparison, compare
-    from conformal_arbitrage.evaluation.costs import CostOptions
     from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
     from conformal_arbitrage.evaluation.inspection import Inspection, inspect
     from conformal_arbitrage.evaluation.recommendation import Recommendation, recommend
     from conformal_arbitrage.live.rule import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
     from conformal_arbitrage.models.wrappers import Price
-    from conformal_arbitrage.scorelog.log import ScoreLog, Usage
+    from conformal_arbitrage.scorelog.log import CostOptions, ScoreLog, Usage
     from conformal_arbitrage.scorelog.parts import ScoreParts
     from conformal_arbitrage.scorelog.spark import SparkTable
     from conformal_arbitrage.types import ChatRequest, Decision, Leg, Query, Row, Spent
@@ -129,7 +128,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "calibration.secret": ("ProjectSecret "),
         "calibration.verify": ("Verification verify "),
         "collecting.collect": ("collect "),
-        "core.walk": ("RiskCurve "),
+        "core.risk": ("RiskCurve "),
         "errors": (
             "ArbitrageError CertificateError ConfigError CostLimitError CutOffError DeadlineError "
             "EngineError GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError "
@@ -137,13 +136,12 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         ),
         "evaluation.assessment": ("Assessment assess "),
         "evaluation.compare": ("RuleComparison compare "),
-        "evaluation.costs": ("CostOptions "),
         "evaluation.frontier": ("Frontier FrontierPoint evaluate "),
         "evaluation.inspection": ("Inspection inspect "),
         "evaluation.recommendation": ("Recommendation recommend "),
         "live.rule": ("ConformalArbitrage ConformalRouter Policy RandomRouter SingleModel "),
         "models.wrappers": ("Price "),
-        "scorelog.log": ("ScoreLog Usage "),
+        "scorelog.log": ("CostOptions ScoreLog Usage "),
         "scorelog.parts": ("ScoreParts "),
         "scorelog.spark": ("SparkTable "),
         "types": ("ChatRequest Decision Leg Query Row Spent "),

@@ -15,9 +15,8 @@ import pytest
 
 from conformal_arbitrage import ArbitrageError, ScoreLog, calibrate
 from conformal_arbitrage.calibration.calibrate import PartsSurvey
-from conformal_arbitrage.core import walk
-from conformal_arbitrage.core.losses import LossMeasure
-from conformal_arbitrage.core.walk import Bracket
+from conformal_arbitrage.core import risk
+from conformal_arbitrage.core.risk import Bracket, LossMeasure
 from conformal_arbitrage.scorelog.spark import SparkTable
 
 LARGEST, ROWS = 1900, 6249
@@ -80,7 +79,7 @@ def planted(fault):
         elif fault == "own ticks":
             patch.setattr(LossMeasure, "events", own_ticks)
         elif fault == "float sums":
-            patch.setattr(walk, "bucket_sums", float_sums)
+            patch.setattr(risk, "bucket_sums", float_sums)
         elif fault == "falling buckets":
             patch.setattr(Bracket, "places", lambda self, gap: places(self, gap) ^ 1)
         yield

@@ -18,7 +18,7 @@ from conformal_arbitrage import (
     verify,
 )
 from conformal_arbitrage.calibration.secret import draw
-from conformal_arbitrage.core.losses import guardian_ticks
+from conformal_arbitrage.core.risk import guardian_ticks
 from tests import paper
 from tests.certificates import altered, edited
 from tests.conftest import BUNDLED, SHARED, shared_json

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, ScoreParts, calibrate
 from conformal_arbitrage.calibration import calibrate as parts_module
-from conformal_arbitrage.core.walk import Bracket, Collect, Fold
+from conformal_arbitrage.core.risk import Bracket, Collect, Fold
 from tests.calibration.test_parts import KEY, OPTIONS, same, some_log, write_parts
 
 pytestmark = pytest.mark.proof

@@ -3,7 +3,7 @@ import pytest
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.core.bounds import accepts, shared_bets
-from conformal_arbitrage.core.walk import RiskCurve
+from conformal_arbitrage.core.risk import RiskCurve
 
 GRADED = np.where(np.arange(400) % 7 == 0, 0.25, 0.0)
 

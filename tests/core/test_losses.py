@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import InfeasibleError, OptionError, RiskCurve, ScoreLog, ScoreLogError, calibrate, evaluate
-from conformal_arbitrage.core.losses import as_fraction
+from conformal_arbitrage.core.risk import as_fraction
 
 LOG = ScoreLog.from_arrays(
     [[0.9, 0.6, 0.3], [0.5, 0.5, 0.1], [0.7]], [[0.2, 0.5, 1.0], [0.1, 0.3, 0.9], [0.4]], label=[2, 2, 0]

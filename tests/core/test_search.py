@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformal_arbitrage import RiskCurve, ScoreLog
-from conformal_arbitrage.core import exact, walk
+from conformal_arbitrage.core import exact, risk
 from conformal_arbitrage.core.exact import sorted_columns
-from conformal_arbitrage.core.losses import LossMeasure, _coarse, class_sizes  # pyright: ignore[reportPrivateUsage]
-from conformal_arbitrage.core.walk import Bracket, Fold, crossings, crossings_here
+from conformal_arbitrage.core.risk import Bracket, Fold, LossMeasure, _coarse, class_sizes, crossings, crossings_here  # pyright: ignore[reportPrivateUsage]
 from tests.core.sorted_curve import every_fall, first_within, sorted_curve
 
 SEES = ("candidates", "all", "all-restricted-loss")
@@ -155,7 +154,7 @@ def test_sums_in_floats_are_caught(monkeypatch):
     def floats(place, drop, buckets):
         return np.bincount(place, weights=drop.astype(np.float32), minlength=buckets).astype(np.int64)
 
-    monkeypatch.setattr(walk, "bucket_sums", floats)
+    monkeypatch.setattr(risk, "bucket_sums", floats)
     assert fails(lambda seed: check_parts(seed, "candidates", 16, 0))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, Usage, calibrate, evaluate
 from conformal_arbitrage.core.trials import draw_splits
-from conformal_arbitrage.evaluation.costs import CostOptions, costs_of
+from conformal_arbitrage.scorelog.log import CostOptions, costs_of
 
 
 def random_log(n=240, seed=0, *, ragged=True, decimals=2):

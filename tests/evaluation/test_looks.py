@@ -31,14 +31,14 @@ def test_a_look_at_a_part_counts_for_the_whole_and_not_for_the_other_part(path):
     explore, certify = split(LOG)
     note_look(path, explore.lineage(), "evaluate")
     assert looks_at(path, LOG.lineage()).commands == {"evaluate": 1}
-    assert not looks_at(path, certify.lineage())
+    assert not looks_at(path, certify.lineage()).commands
 
 
 def test_nothing_is_inferred_from_rows_that_resemble_each_other(path):
     note_look(path, LOG.lineage(), "inspect")
     other = ScoreLog.from_arrays(RNG.random((50, 3)), RNG.random((50, 3)), id=LOG.id.tolist())
     for log in (other, LOG.select(np.arange(49))):
-        assert not looks_at(path, log.lineage())
+        assert not looks_at(path, log.lineage()).commands
 
 
 def test_looks_are_counted_and_only_the_latest_are_kept(path, monkeypatch):
@@ -54,7 +54,7 @@ def test_looks_are_counted_and_only_the_latest_are_kept(path, monkeypatch):
 
 def test_a_calibration_with_the_same_terms_does_not_count(path):
     note_look(path, LOG.lineage(), "calibrate", terms="a")
-    assert not looks_at(path, LOG.lineage(), terms="a")
+    assert not looks_at(path, LOG.lineage(), terms="a").commands
     assert looks_at(path, LOG.lineage(), terms="b").commands == {"calibrate": 1}
 
 
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_named_and_damaged_entries_count_as_none(path, tmp_pat
     with pytest.raises(OutputError, match="record of looks cannot be read"):
         looks_at(path, LOG.lineage())
     path.write_text(json.dumps({"looks": [{"command": "inspect"}, {"time": 1}]}))
-    assert not looks_at(path, LOG.lineage())
+    assert not looks_at(path, LOG.lineage()).commands
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be"):
         note_look(tmp_path / "file" / "in" / LOOKS_FILE, LOG.lineage(), "inspect")
@@ -75,7 +75,7 @@ def test_calibrations_of_parts_of_one_log_count_for_each_other(path):
     note_look(path, explore.lineage(), "calibrate", terms="a")
     seen = looks_at(path, certify.lineage(), terms="a")
     assert (seen.commands, seen.calibrations) == ({"calibrate": 1}, 1)
-    assert not looks_at(path, explore.lineage(), terms="a")
+    assert not looks_at(path, explore.lineage(), terms="a").commands
     note_look(path, explore.lineage(), "calibrate", terms="a")
     note_look(path, LOG.lineage(), "recommend", terms="b")
     seen = looks_at(path, certify.lineage(), terms="c")

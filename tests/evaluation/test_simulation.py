@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog
-from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.show import save_simulation
 from conformal_arbitrage.evaluation.simulation import Scenario, simulate
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
+from conformal_arbitrage.scorelog.log import CostOptions
 from tests.validity.test_monitoring import most
 
 

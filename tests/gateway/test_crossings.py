@@ -1,5 +1,5 @@
 import pytest
-from benchmarks.crossings import measure, review_modules, upward
+from benchmarks.crossings import calibration, measure, review_modules, upward
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +25,9 @@ def test_a_review_adds_five_modules_to_the_road_of_a_decision():
     assert review_modules() == {
         "gateway.api", "gateway.review_queue", "live.reviewers", "monitoring.votes", "store.reviews",
     }  # fmt: skip
+
+
+def test_a_calibration_goes_through_few_modules_and_crosses_between_them_seldom():
+    (watch,) = calibration().values()
+    assert len({name for pair in watch.calls for name in pair}) <= 15, watch.calls
+    assert watch.calls.total() <= 120, watch.functions

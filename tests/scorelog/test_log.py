@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, Usage, calibrate
-from conformal_arbitrage.evaluation.costs import costs_of
+from conformal_arbitrage.scorelog.log import costs_of
 from tests.scorelog.logs import sample
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import RiskCurve, ScoreLog, calibrate, evaluate
-from conformal_arbitrage.core.losses import LossMeasure
+from conformal_arbitrage.core.risk import LossMeasure
 from conformal_arbitrage.core.trials import build_steps, draw_splits, run_trials
 from tests.certificates import altered
 from tests.validity.simulation import keeps

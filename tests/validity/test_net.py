@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformal_arbitrage import ScoreLog, assess, calibrate, evaluate, verify
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.core.walk import RiskCurve
+from conformal_arbitrage.core.risk import RiskCurve
 from tests.calibration.test_net import KEY, net_certificate, router_log
 from tests.certificates import altered
 from tests.validity.simulation import keeps

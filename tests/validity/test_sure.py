@@ -15,7 +15,7 @@ from conformal_arbitrage.calibration import calibrate as calibrate_module
 from conformal_arbitrage.calibration.calibrate import row_order
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.core.bounds import binomial_spendable, shared_bets
-from conformal_arbitrage.core.walk import first_within
+from conformal_arbitrage.core.risk import first_within
 from tests.validity.test_monitoring import most
 
 KEY = b"the key of these simulations"

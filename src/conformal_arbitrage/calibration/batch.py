@@ -14,7 +14,7 @@ from conformal_arbitrage.calibration.promises import WRONG_LABEL, Batch, Cutoff,
 from conformal_arbitrage.calibration.words import wrong_allowed
 from conformal_arbitrage.core.bounds import hypergeometric_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
-from conformal_arbitrage.core.losses import Number, as_fraction
+from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.log import log_digest, sum_of_hashes
 

@@ -54,35 +54,33 @@ from conformal_arbitrage.calibration.promises import (
 from conformal_arbitrage.calibration.secret import draw, drawing
 from conformal_arbitrage.core.bounds import accepts, binomial_spendable, shared_bets
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
-from conformal_arbitrage.core.losses import (
-    Events,
-    LossMeasure,
-    Number,
-    as_fraction,
-    check_guardian_scores,
-    finest_tick,
-    in_unit,
-    net_losses,
-    score_range,
-)
-from conformal_arbitrage.core.walk import (
+from conformal_arbitrage.core.risk import (
     Bracket,
     Buckets,
     BucketSums,
     Collect,
     Crossing,
+    Events,
     FindDraw,
     Fold,
+    LossMeasure,
+    Number,
     RiskCurve,
     RiskThreshold,
     Scanned,
+    as_fraction,
     check_alpha,
     check_bound,
+    check_guardian_scores,
     crossings,
     crossings_here,
     find_thresholds,
+    finest_tick,
     grid_points,
+    in_unit,
     last_draw,
+    net_losses,
+    score_range,
     spendable,
 )
 from conformal_arbitrage.errors import OptionError, ScoreLogError
@@ -188,7 +186,7 @@ def certify(
     keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     return issue(
         _rule(options, thresholds),
-        _promise(alpha, options, thresholds, whole),
+        _promise(alpha, options, thresholds, survey),
         _loss(options, thresholds, survey, regret=0.0 if net is None else float(np.maximum(net, 0.0).sum() / survey.n)),
         evidence,
         identities=_identities(log, options),
@@ -251,7 +249,7 @@ def _promise(
     given: Number,
     options: CalibrationOptions,
     thresholds: "_Thresholds",
-    whole: ScoreLog | None,
+    survey: "LogSurvey | PartsSurvey",
 ) -> Promise:
     alpha = _stored(thresholds.alpha, given, "alpha")
     if options.confidence is not None:
@@ -260,12 +258,12 @@ def _promise(
         if thresholds.dial is not None:
             return Dial(alpha=alpha, confidence=confidence, stops=thresholds.dial)
         return Confident(alpha=alpha, confidence=confidence)
-    clusters = None if whole is None else options.clusters(whole)
+    clusters = None if survey.whole is None or options.cluster is None else options.clusters(survey.whole)
     if options.cluster is not None and options.max_cluster_size is not None and clusters is not None:
         return Cluster(
             alpha=alpha, cluster=options.cluster, clusters=clusters, max_cluster_size=options.max_cluster_size
         )
-    return Average(alpha=alpha) if whole is None or not has_sessions(whole) else PerSession(alpha=alpha)
+    return PerSession(alpha=alpha) if survey.sessions else Average(alpha=alpha)
 
 
 def _loss(
@@ -273,10 +271,12 @@ def _loss(
 ) -> LossTerms:
     stored, missing = _stored(survey.bound, options.loss_bound, "loss_bound"), options.missing_guardian
     binarized = is_binarized(survey.log)
+    if options.loss is None:
+        return Regret(bound=stored, zero_one=options.zero_one, binarized=binarized, missing_guardian=missing)
     if options.net:
         return Net(bound=stored, zero_one=options.zero_one, missing_guardian=missing, regret=regret)
-    if options.own_loss is None or not isinstance(survey, LogSurvey):
-        return Regret(bound=stored, zero_one=options.zero_one, binarized=binarized, missing_guardian=missing)
+    if not isinstance(survey, LogSurvey):
+        raise AssertionError  # `needs_all_rows` had them gathered
     curve = survey.curve
     least = thresholds.alpha if thresholds.dial is None else as_fraction(thresholds.dial[0].alpha, name="alpha")
     tick = Fraction(1, 10**curve.tick_digits)
@@ -305,7 +305,7 @@ class _Thresholds:
 
 def _thresholds(survey: "LogSurvey | PartsSurvey", alpha: Fraction, options: CalibrationOptions) -> _Thresholds:
     if isinstance(survey, LogSurvey):
-        _refuse_sessions(survey.log, options)
+        _refuse_sessions(survey, options)
         if options.zero_one:
             refuse_graded(survey.log, options, survey.bound)
         if options.by is not None:
@@ -397,10 +397,10 @@ def _slack(thresholds: _Thresholds, bound: Fraction, options: CalibrationOptions
 _FORMS: Final[dict[bool, tuple[Kind, ...]]] = {True: (), False: ("menus",)}
 
 
-def _refuse_sessions(log: ScoreLog, options: CalibrationOptions) -> None:
+def _refuse_sessions(survey: "LogSurvey", options: CalibrationOptions) -> None:
     """Refuse options that have no sentence, and no proof, for a log whose rows are whole sessions."""
-    if has_sessions(log):
-        refuse_combination("session", *options.kinds, *_FORMS[log.is_router])
+    if survey.sessions:
+        refuse_combination("session", *options.kinds, *_FORMS[survey.log.is_router])
 
 
 def _net_losses(log: ScoreLog, options: CalibrationOptions, thresholds: _Thresholds) -> Floats | None:
@@ -616,6 +616,11 @@ class LogSurvey:
         return self.log
 
     @cached_property
+    def sessions(self) -> bool:
+        """Whether each row is a session."""
+        return has_sessions(self.log)
+
+    @cached_property
     def curve(self) -> RiskCurve:
         """The risk of the log, under the options."""
         return self.options.curve(self.log)
@@ -709,7 +714,10 @@ class PartsSurvey:
         n: rows.
         bound: the loss bound, checked against every row.
         measure: how losses are measured.
+        sessions: that no row is a session: those are put together in memory.
     """
+
+    sessions = False
 
     def __init__(
         self,

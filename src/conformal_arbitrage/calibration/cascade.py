@@ -31,8 +31,7 @@ from conformal_arbitrage.calibration.tuning import (
 )
 from conformal_arbitrage.core.chains import GUARDIAN, calibrate_path, path_choice, rounded_losses
 from conformal_arbitrage.core.exact import Floats, Indices
-from conformal_arbitrage.core.losses import Number
-from conformal_arbitrage.core.walk import check_alpha
+from conformal_arbitrage.core.risk import Number, check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.types import MissingGuardian

@@ -82,16 +82,15 @@ from conformal_arbitrage.core.exact import (
     row_margin,
     row_sight,
 )
-from conformal_arbitrage.core.losses import GuardianSees, as_fraction
 from conformal_arbitrage.core.ridge import spendable_losses
-from conformal_arbitrage.core.walk import SMALLEST_BOUND
+from conformal_arbitrage.core.risk import SMALLEST_BOUND, GuardianSees, as_fraction
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
 from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object, n_rows
 
 if TYPE_CHECKING:  # a gateway reads no logs
-    from conformal_arbitrage.scorelog.log import ScoreLog
+    from conformal_arbitrage.scorelog.log import Costs, ScoreLog
 
 # --- Decisions ---
 
@@ -147,6 +146,14 @@ class Decisions:
     def candidate_counts(self) -> Integers:
         """Return the number of candidates of every row."""
         return np.add.reduceat(self.candidate.astype(np.int64), self.log.offsets[:-1])
+
+    def cost_per_1000(self, costs: "Costs", guardian_sees: GuardianSees) -> float:
+        """Return dollars per 1000 queries: a deferral pays for both models."""
+        sizes = self.log.sizes
+        shown = self.candidate_counts() if guardian_sees == "candidates" else sizes
+        rows = np.flatnonzero(self.deferred)
+        leg = costs.guardian.of(rows, shown[rows], sizes[rows])
+        return 1000 * float(costs.primary.sum() + leg.sum()) / len(self)
 
     def to_dicts(self) -> Iterator[dict[str, Any]]:
         """Yield every decision as a JSON document; an infinite margin (a single action) becomes null."""
@@ -322,7 +329,7 @@ def split_arrays(document: object, source: str) -> tuple[dict[str, Any], bytes |
     Raises:
         CertificateError: they are not base64.
     """
-    content = dict(as_object(document))
+    content: dict[str, Any] = {**document} if isinstance(document, Mapping) else {}  # which lacks every field
     packed: object = content.pop(_ARRAYS, None)
     if packed is None:
         return content, None
@@ -747,7 +754,8 @@ _NO_RELAXATION = {
 
 def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     promise, loss, evidence = certificate.promise, certificate.loss, certificate.evidence
-    none = _NO_RELAXATION[certificate.status]
+    status = certificate.status
+    none = _NO_RELAXATION[status]
     relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
     relaxation += f"  ({_AT_0[evidence.router]})" if certificate.relaxation == 0 else ""
     facts = [
@@ -763,7 +771,7 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     if isinstance(promise, Cluster):
         sizes = f"at most {promise.max_cluster_size} rows each"
         facts.append(("clusters", f"{promise.clusters} by '{promise.cluster}', {sizes}"))
-    if certificate.status in ("ok", "learned"):
+    if status in ("ok", "learned"):
         gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
         facts.append(("on this log", f"loss {evidence.empirical_risk:.4f}{gross}"))
     if certificate.looked_at is not None:

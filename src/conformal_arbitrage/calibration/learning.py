@@ -24,7 +24,6 @@ from conformal_arbitrage.calibration.learned import (
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import split
 from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers, margins, row_argmax
-from conformal_arbitrage.core.losses import within_unit
 from conformal_arbitrage.core.ridge import (
     STRENGTHS,
     VERSION,
@@ -34,6 +33,7 @@ from conformal_arbitrage.core.ridge import (
     left_out_kept,
     spendable_losses,
 )
+from conformal_arbitrage.core.risk import within_unit
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.fitness import column_texts, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog

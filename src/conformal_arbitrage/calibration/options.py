@@ -12,18 +12,19 @@ import numpy as np
 from conformal_arbitrage.calibration.learned import Features, ScoreKind
 from conformal_arbitrage.calibration.secret import drawing, draws
 from conformal_arbitrage.core.exact import Bools, Draw, Floats, Indices
-from conformal_arbitrage.core.losses import (
+from conformal_arbitrage.core.risk import (
     Events,
     GuardianSees,
     LogLosses,
     Loss,
     LossMeasure,
     Number,
+    RiskCurve,
     as_fraction,
+    check_full_sight,
     net_losses,
     within_unit,
 )
-from conformal_arbitrage.core.walk import RiskCurve, check_full_sight
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
 from conformal_arbitrage.types import Boundary, MissingGuardian

@@ -10,8 +10,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.promises import CertifiedPart
-from conformal_arbitrage.core.losses import Number, as_fraction
-from conformal_arbitrage.core.walk import check_alpha
+from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.types import n_rows
 

@@ -19,7 +19,7 @@ from conformal_arbitrage.core.chains import (
     stage_features,
 )
 from conformal_arbitrage.core.exact import Floats, Integers
-from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 Status = Literal["ok", "always_defer", "by_group", "learned"]

@@ -15,7 +15,7 @@ from conformal_arbitrage.calibration.certificate import Certificate, document_sh
 from conformal_arbitrage.calibration.options import refuse_combination, threshold_rank
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
 from conformal_arbitrage.calibration.promises import Ancestry, CalibratedThreshold, Step
-from conformal_arbitrage.core.losses import as_fraction
+from conformal_arbitrage.core.risk import as_fraction
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.types import as_object
 

@@ -28,8 +28,7 @@ from conformal_arbitrage.calibration.promises import (
     Threshold,
 )
 from conformal_arbitrage.core.exact import Floats, Integers
-from conformal_arbitrage.core.losses import Loss
-from conformal_arbitrage.core.walk import check_alpha
+from conformal_arbitrage.core.risk import Loss, check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog

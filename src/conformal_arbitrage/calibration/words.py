@@ -29,8 +29,8 @@ from conformal_arbitrage.calibration.promises import (
     Step,
     Threshold,
 )
-from conformal_arbitrage.core.losses import as_fraction
 from conformal_arbitrage.core.ridge import spendable_losses
+from conformal_arbitrage.core.risk import as_fraction
 from conformal_arbitrage.types import n_rows
 
 

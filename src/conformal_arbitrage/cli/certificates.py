@@ -29,7 +29,6 @@ from conformal_arbitrage.calibration.verify import (
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_table, readable_width, warn, wrapped
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
-from conformal_arbitrage.evaluation.costs import costs_of, routed_cost_per_1000
 from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
 from conformal_arbitrage.live.check import grader_change
@@ -37,7 +36,7 @@ from conformal_arbitrage.live.config import FILE, read_config
 from conformal_arbitrage.monitoring.lines import AuditPlan, plan_audits
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import repeats
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import ScoreLog, costs_of
 from conformal_arbitrage.scorelog.parts import Engine, ScoreParts, as_engine, scheme_of
 from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import write_table, write_text
@@ -255,7 +254,7 @@ def _use(certificate: Certificate, scores: options.AnyLog, engine: Engine | None
         decisions, costs = certificate.apply(scores), costs_of(scores)
         deferred = float(decisions.deferred.mean())
         if costs is not None:
-            cost = routed_cost_per_1000(costs, decisions, certificate.guardian_sees)
+            cost = decisions.cost_per_1000(costs, certificate.guardian_sees)
             guardian = costs.per_1000["guardian"]
     else:  # costs are not added up over parts
         counts = _decide_parts(certificate, scores, as_engine(engine), None)

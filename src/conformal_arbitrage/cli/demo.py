@@ -23,14 +23,13 @@ from conformal_arbitrage.cli.logs import show_frontier, show_inspection, show_si
 from conformal_arbitrage.cli.output import print_json, wrapped
 from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.errors import ConfigError, OutputError
-from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
 from conformal_arbitrage.evaluation.show import save_figure, save_simulation
 from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simulate
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.models import ReplayScorer
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostOptions, ScoreLog
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
 from conformal_arbitrage.types import COST_DIGITS
 

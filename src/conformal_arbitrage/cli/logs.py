@@ -29,7 +29,6 @@ from conformal_arbitrage.evaluation import show
 from conformal_arbitrage.evaluation import simulation as simulation_report
 from conformal_arbitrage.evaluation.assessment import Assessment, assess, without_verdict
 from conformal_arbitrage.evaluation.compare import compare
-from conformal_arbitrage.evaluation.costs import CostOptions
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate, evaluate_cascade
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect, rows_to_choose_on
 from conformal_arbitrage.evaluation.show import save_comparison, save_figure, save_simulation
@@ -50,7 +49,7 @@ from conformal_arbitrage.importing import (
 from conformal_arbitrage.importing.quickstart import QuickStart, quick_start
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
-from conformal_arbitrage.scorelog.log import LEVELS, ScoreLog, read_confidence
+from conformal_arbitrage.scorelog.log import LEVELS, CostOptions, ScoreLog, read_confidence
 from conformal_arbitrage.scorelog.tables import Table, file_format, write_text
 from conformal_arbitrage.types import n_rows
 

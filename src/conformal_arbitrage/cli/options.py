@@ -698,7 +698,7 @@ def describe_looks(lineage: Sequence[str], *, fixed_before: bool, terms: str | N
     except OutputError as error:
         warn(str(error))
         return None
-    if not looks:
+    if not looks.commands:
         return None
     total = looks.commands.total()
     times = "once" if total == 1 else f"{total} times"

@@ -8,7 +8,7 @@ from math import ceil, comb, e, exp, inf, lgamma, log, log1p, pi, sqrt
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.core.losses import Number, as_fraction
+from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import OptionError
 
 Interval = tuple[float, float]

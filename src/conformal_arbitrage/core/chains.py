@@ -7,8 +7,7 @@ from typing import Final
 import numpy as np
 
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
-from conformal_arbitrage.core.losses import Events
-from conformal_arbitrage.core.walk import walk_along
+from conformal_arbitrage.core.risk import Events, walk_along
 from conformal_arbitrage.errors import OptionError
 
 # --- Paths ---

@@ -11,8 +11,16 @@ from fractions import Fraction
 import numpy as np
 
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, ScoreArrays, guardian_choices, in_order
-from conformal_arbitrage.core.losses import BlockLosses, GuardianSees, LogLosses
-from conformal_arbitrage.core.walk import Number, RiskCurve, first_within, position_order, spendable
+from conformal_arbitrage.core.risk import (
+    BlockLosses,
+    GuardianSees,
+    LogLosses,
+    Number,
+    RiskCurve,
+    first_within,
+    position_order,
+    spendable,
+)
 from conformal_arbitrage.errors import OptionError
 
 Name = str | tuple[str, str]

@@ -15,11 +15,10 @@ from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOpti
 from conformal_arbitrage.calibration.promises import Cluster, PerSession
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
-from conformal_arbitrage.core.losses import Loss
+from conformal_arbitrage.core.risk import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of, routed_cost_per_1000
 from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 from conformal_arbitrage.types import n_rows
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
@@ -172,7 +171,7 @@ def assess(
         confidence=confidence,
         method=method,
         deferred=float(decisions.deferred.mean()),
-        cost_per_1000=None if prices is None else routed_cost_per_1000(prices, decisions, certificate.guardian_sees),
+        cost_per_1000=None if prices is None else decisions.cost_per_1000(prices, certificate.guardian_sees),
         missing_guardian_rows=int(unknown.sum()),
         clusters=None if sizes is None else len(sizes),
         verdict=_USED if _is_its_own_log(certificate, scores) else _verdict(certificate.alpha, interval, confidence),

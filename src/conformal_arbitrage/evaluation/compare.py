@@ -14,7 +14,6 @@ from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.core.bounds import binomial_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Indices
-from conformal_arbitrage.core.losses import Number, as_fraction, net_losses, within_unit
 from conformal_arbitrage.core.ridge import (
     STRENGTHS,
     FeatureRows,
@@ -24,12 +23,12 @@ from conformal_arbitrage.core.ridge import (
     fit_ridges,
     spendable_losses,
 )
+from conformal_arbitrage.core.risk import Number, as_fraction, net_losses, within_unit
 from conformal_arbitrage.core.trials import Split, draw_splits
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.evaluation.inspection import primary_alone
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.types import n_rows
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.words import chain_text
 from conformal_arbitrage.core.bounds import binomial_spendable
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
-from conformal_arbitrage.core.losses import GuardianSees, Number, events_of
 from conformal_arbitrage.core.ridge import decide_variants, feature_matrix, spendable_losses, unseen_groups
+from conformal_arbitrage.core.risk import GuardianSees, Number, check_alpha, events_of
 from conformal_arbitrage.core.trials import (
     Name,
     Split,
@@ -39,12 +39,10 @@ from conformal_arbitrage.core.trials import (
     draw_splits,
     run_trials,
 )
-from conformal_arbitrage.core.walk import check_alpha
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, Costs, costs_of
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,10 +21,38 @@ from conformal_arbitrage.calibration.promises import Path as PathRule
 from conformal_arbitrage.calibration.secret import user_folder
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.types import as_object
 
 LOOKS_FILE = "arbitrage-looks.json"
 MOST_LOOKS = 1000
+
+
+class Look(msgspec.Struct, kw_only=True):
+    """A look as it is noted.
+
+    Attributes:
+        command: what looked.
+        log: the digest of the log.
+        parents: digests of the logs that it was taken from.
+        terms: of a calibration, what was chosen for it.
+        times: how often.
+        last: when it was so last.
+    """
+
+    command: str
+    log: str
+    parents: list[str] = []
+    terms: str | None = None
+    times: int = 1
+    last: str = ""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What looks have in common that are counted together."""
+        return self.command, self.log, self.parents, self.terms
+
+
+class _File(msgspec.Struct):
+    looks: list[msgspec.Raw] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +66,6 @@ class Looks:
 
     commands: Counter[str]
     calibrations: int
-
-    def __bool__(self) -> bool:
-        return bool(self.commands)
 
 
 def looks_path() -> Path:
@@ -96,17 +120,16 @@ def note_look(path: Path, lineage: Sequence[str], command: str, *, terms: str | 
         OutputError: the file cannot be written; nothing else is affected.
     """
     *parents, digest = lineage
+    look = Look(command=command, log=digest, parents=parents, terms=terms)
     looks = _read(path)
-    look: dict[str, Any] = {"command": command, "log": digest, "parents": parents, "terms": terms}
-    earlier = [entry for entry in looks if all(entry.get(name) == value for name, value in look.items())]
-    look["times"] = 1 + sum(int(entry.get("times", 1)) for entry in earlier)
-    look["last"] = datetime.now(UTC).isoformat(timespec="seconds")
-    kept = [entry for entry in looks if entry not in earlier]
+    look.times += sum(earlier.times for earlier in looks if earlier.kind == look.kind)
+    look.last = datetime.now(UTC).isoformat(timespec="seconds")
+    kept = [*(earlier for earlier in looks if earlier.kind != look.kind), look][-MOST_LOOKS:]
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise OutputError(f"{path.parent}: cannot be made ({error})") from error
-    write_text(path, json.dumps({"looks": [*kept, look][-MOST_LOOKS:]}, indent=1) + "\n")
+    write_text(path, json.dumps({"looks": msgspec.to_builtins(kept)}, indent=1) + "\n")
 
 
 def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) -> Looks:
@@ -122,26 +145,30 @@ def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) ->
     """
     commands, calibrations = Counter[str](), set[tuple[str, str]]()
     for look in _read(path):
-        origins: list[str] = look.get("parents") or []
-        log, earlier = str(look["log"]), look.get("terms")
-        if earlier is not None and (log, earlier) == (lineage[-1], terms):
+        if look.terms is not None and (look.log, look.terms) == (lineage[-1], terms):
             continue
-        related = log in lineage or lineage[-1] in origins
-        if earlier is not None and (related or set(origins) & set(lineage)):
-            calibrations.add((log, str(earlier)))
+        related = look.log in lineage or lineage[-1] in look.parents
+        if look.terms is not None and (related or set(look.parents) & set(lineage)):
+            calibrations.add((look.log, look.terms))
             related = True
         if related:
-            commands[look["command"]] += int(look.get("times", 1))
+            commands[look.command] += look.times
     return Looks(commands, len(calibrations))
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[Look]:
     """Return all looks; a damaged entry counts as none, since looks never stop a command."""
     try:
-        document = as_object(json.loads(path.read_bytes()))
+        entries = msgspec.json.decode(path.read_bytes(), type=_File).looks
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise OutputError(f"{path}: the record of looks cannot be read ({error}); remove it") from error
-    entries: list[Any] = document.get("looks") or []
-    return [look for look in map(as_object, entries) if "command" in look and "log" in look]
+    return [look for entry in entries if (look := _look(entry)) is not None]
+
+
+def _look(entry: msgspec.Raw) -> Look | None:
+    try:
+        return msgspec.json.decode(entry, type=Look)
+    except msgspec.ValidationError:
+        return None

@@ -22,10 +22,8 @@ from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, 
 from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
 from conformal_arbitrage.core.exact import row_argmax
-from conformal_arbitrage.core.losses import Number, as_fraction
-from conformal_arbitrage.core.walk import check_alpha
+from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
 from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
-from conformal_arbitrage.evaluation.costs import CostKeywords, CostOptions, costs_of
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.evaluation.inspection import (
     FEWEST_TUNING_ROWS,
@@ -36,7 +34,7 @@ from conformal_arbitrage.evaluation.inspection import (
     right_gains,
 )
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
 from conformal_arbitrage.scorelog.tables import Table, write_text
 from conformal_arbitrage.types import Boundary, MissingGuardian

@@ -17,14 +17,13 @@ from conformal_arbitrage.calibration.options import (
 )
 from conformal_arbitrage.calibration.planning import COMFORT, rows_needed
 from conformal_arbitrage.core.exact import Bools, Floats, Indices
-from conformal_arbitrage.core.losses import Number
+from conformal_arbitrage.core.risk import Number
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.evaluation.costs import CostOptions, Costs, costs_of
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, certificate_lines
 from conformal_arbitrage.monitoring.monitor import LedgerHistory, LedgerRow, Monitor, ledger_history
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.types import n_rows
 

@@ -11,7 +11,7 @@ a kink there it is n^(-1/2).
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.core.walk import RiskCurve
+from conformal_arbitrage.core.risk import RiskCurve
 from conformal_arbitrage.experiments.protocol import Experiment, Source
 from conformal_arbitrage.experiments.report import Report, ReportTable
 from conformal_arbitrage.scorelog.log import ScoreLog

@@ -12,7 +12,7 @@ from msgspec import structs
 from conformal_arbitrage.calibration.certificate import Certificate, is_cascade
 from conformal_arbitrage.calibration.options import NET, Feature, refusal, refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
-from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.errors import (
     ArbitrageError,
     CertificateError,

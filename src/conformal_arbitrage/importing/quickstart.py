@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.core.losses import Number, as_fraction
+from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, structs
 
-from conformal_arbitrage.core.losses import GuardianSees
+from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.models.chat import ChatConfig
 from conformal_arbitrage.models.completions import RequestSettings

@@ -16,8 +16,7 @@ from conformal_arbitrage.core.bounds import (
     largest_plausible,
     signed_tail,
 )
-from conformal_arbitrage.core.losses import Number, as_fraction
-from conformal_arbitrage.core.walk import check_alpha
+from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
 from conformal_arbitrage.errors import OptionError
 
 # --- How long a certificate speaks ---

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.losses import GuardianSees, guardian_ticks
+from conformal_arbitrage.core.risk import GuardianSees, guardian_ticks
 from conformal_arbitrage.types import DecidedBy
 
 HOURS_TO_ANSWER = 24
