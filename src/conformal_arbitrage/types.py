@@ -281,11 +281,6 @@ def content_text(content: JSON) -> str:
     return "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in parts)
 
 
-def n_rows(number: int, one: str = "", several: str = "") -> str:
-    """Return a number of rows in words, with a verb for one and for several: "1 row", "3 rows have"."""
-    return f"{number} {'row' if number == 1 else 'rows'} {one if number == 1 else several}".rstrip()
-
-
 def is_object(value: object) -> TypeGuard[dict[str, Any]]:
     """Tell whether a decoded JSON value is an object."""
     return isinstance(value, dict)

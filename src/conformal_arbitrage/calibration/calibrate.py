@@ -310,7 +310,7 @@ def _thresholds(survey: "LogSurvey | PartsSurvey", alpha: Fraction, options: Cal
             refuse_graded(survey.log, options, survey.bound)
         if options.by is not None:
             return _by_group(survey, alpha, options, options.by)
-        if options.learned:
+        if options.score != "margin":
             return _learned(survey, alpha, options)
     budgets = _budgets(alpha, survey.bound, options)
     fits = find_fits(survey, budgets, options, options.delta())

@@ -85,9 +85,9 @@ from conformal_arbitrage.core.exact import (
 from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.risk import SMALLEST_BOUND, GuardianSees, as_fraction
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.fitness import column_texts
+from conformal_arbitrage.scorelog.fitness import column_texts, n_rows
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
-from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object, n_rows
+from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object
 
 if TYPE_CHECKING:  # a gateway reads no logs
     from conformal_arbitrage.scorelog.log import Costs, ScoreLog

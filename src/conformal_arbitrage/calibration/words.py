@@ -31,7 +31,7 @@ from conformal_arbitrage.calibration.promises import (
 )
 from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.risk import as_fraction
-from conformal_arbitrage.types import n_rows
+from conformal_arbitrage.scorelog.fitness import n_rows
 
 
 def guarantee(

@@ -35,12 +35,11 @@ from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import FILE, read_config
 from conformal_arbitrage.monitoring.lines import AuditPlan, plan_audits
 from conformal_arbitrage.scorelog.cascade import CascadeLog
-from conformal_arbitrage.scorelog.fitness import repeats
+from conformal_arbitrage.scorelog.fitness import n_rows, repeats
 from conformal_arbitrage.scorelog.log import ScoreLog, costs_of
 from conformal_arbitrage.scorelog.parts import Engine, ScoreParts, as_engine, scheme_of
 from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import write_table, write_text
-from conformal_arbitrage.types import n_rows
 
 CERTIFICATE = "certificate.json"
 FULL = "(--full prints the whole guarantee)"

@@ -35,11 +35,12 @@ from conformal_arbitrage.live.database import database_exists, database_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, outbox, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
-from conformal_arbitrage.types import as_object, n_rows
+from conformal_arbitrage.types import as_object
 
 # Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.
 if TYPE_CHECKING:

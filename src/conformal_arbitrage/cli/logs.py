@@ -49,9 +49,9 @@ from conformal_arbitrage.importing import (
 from conformal_arbitrage.importing.quickstart import QuickStart, quick_start
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import LEVELS, CostOptions, ScoreLog, read_confidence
 from conformal_arbitrage.scorelog.tables import Table, file_format, write_text
-from conformal_arbitrage.types import n_rows
 
 _WIDTH_WITH_SPREAD = 160
 """Columns of a terminal from which each mean has its standard error beside it."""

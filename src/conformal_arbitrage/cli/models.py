@@ -54,10 +54,11 @@ from conformal_arbitrage.models.kinds import ROLES, Form, has_terminal
 from conformal_arbitrage.models.webhook import url_mistake
 from conformal_arbitrage.models.wrappers import dollars, stored_cost
 from conformal_arbitrage.scorelog.cascade import CascadeLog
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import PolicyVersion, open_store, policies
-from conformal_arbitrage.types import ChatRequest, Decision, Query, Spent, n_rows
+from conformal_arbitrage.types import ChatRequest, Decision, Query, Spent
 
 
 @click.command("init")

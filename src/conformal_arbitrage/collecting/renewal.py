@@ -31,13 +31,14 @@ from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.store import events, policies
 from conformal_arbitrage.store.events import CalibrationRow
 from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, id_at
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import DAY, as_object, n_rows
+from conformal_arbitrage.types import DAY, as_object
 
 # --- The looking part of a policy's rows ---
 

@@ -573,6 +573,7 @@ class Leads:
     """How far the top actions of some rows lead.
 
     Attributes:
+        rows: which.
         ticks: the best score minus the second best, in whole ticks.
         decimals: those kept of the scores.
         worth: what the top action is worth to the Guardian.
@@ -580,6 +581,7 @@ class Leads:
         others: rows of other decades than nearly all, whose lead is left to another round.
     """
 
+    rows: Indices
     ticks: Floats
     decimals: Integers
     worth: Floats
@@ -595,7 +597,7 @@ def leads(block: Block, primary: Floats, worth: Floats, digits: int) -> Leads:
     """Return the leads of a block of rows of one size: no order is needed, only the two best scores."""
     scores, worths = as_recorded(block.of(primary), digits), block.of(worth)
     if len(scores) == 1:
-        return Leads(np.zeros(len(worths[0])), np.zeros(1, np.int64), worths[0], worths[0], _NO_ROWS)
+        return Leads(block.all_rows(), np.zeros(len(worths[0])), np.zeros(1, np.int64), worths[0], worths[0], _NO_ROWS)
     top, second = np.maximum(scores[0], scores[1]), np.minimum(scores[0], scores[1])
     of_top = _either(scores[1] > scores[0], worths[1], worths[0])
     for score, value in zip(scores[2:], worths[2:], strict=True):
@@ -603,7 +605,7 @@ def leads(block: Block, primary: Floats, worth: Floats, digits: int) -> Leads:
         np.maximum(second, np.minimum(top, score), out=second)
         np.maximum(top, score, out=top)
     decimals, others = common_decimals(np.maximum(top, -scores.min(axis=0)), digits)
-    return Leads(_whole_ticks(top - second, decimals), decimals, of_top, worths.max(axis=0), others)
+    return Leads(block.all_rows(), _whole_ticks(top - second, decimals), decimals, of_top, worths.max(axis=0), others)
 
 
 def _either(first: Bools, value: Floats, other: Floats) -> Floats:
@@ -623,7 +625,7 @@ def long_leads(block: Block, log: ScoreArrays, worth: Floats) -> Leads:
     rest[first] = -np.inf
     second, best = np.maximum.reduceat(rest, starts), np.maximum.reduceat(worths, starts)
     decimals = kept_decimals(np.maximum(top, -low), log.score_digits)
-    return Leads(_whole_ticks(top - second, decimals), decimals, worths[first], best, _NO_ROWS)
+    return Leads(rows, _whole_ticks(top - second, decimals), decimals, worths[first], best, _NO_ROWS)
 
 
 def _whole_ticks(scores: Floats, decimals: Integers) -> Floats:

@@ -467,7 +467,7 @@ class _Piece:
         steps: in which of them it falls, at which gap and by how much; in several steps.
     """
 
-    rows: Block
+    rows: Indices
     at_zero: Integers | Floats
     steps: Sequence[tuple[Indices, Floats, Integers | Floats]]
 
@@ -495,7 +495,7 @@ def _block_piece(piece: BlockLosses) -> _Piece:
     fall = piece.levels[:-1] - piece.levels[1:]
     hit = np.flatnonzero((fall != 0) & (piece.gaps[1:] > 0))
     gap = piece.gaps[1:].ravel()[hit]
-    return _Piece(piece.block, piece.at_zero(), [(hit % len(piece.levels[0]), gap, fall.ravel()[hit])])
+    return _Piece(piece.block.all_rows(), piece.at_zero(), [(hit % len(piece.levels[0]), gap, fall.ravel()[hit])])
 
 
 def _joined(pieces: Iterator[_Piece], n: int, usual: int, tick_digits: int) -> Events:
@@ -509,15 +509,15 @@ def _joined(pieces: Iterator[_Piece], n: int, usual: int, tick_digits: int) -> E
     for piece in pieces:
         at_zero = piece.at_zero.astype(np.int64, copy=False)  # each is exact as a float, their sum may not be
         total += int(at_zero.sum())
-        peak, rows = int(at_zero.argmax()), piece.rows.all_rows()
-        largest = max(largest, (int(at_zero[peak]), int(rows[peak])), key=_rank)
+        peak = int(at_zero.argmax())
+        largest = max(largest, (int(at_zero[peak]), int(piece.rows[peak])), key=_rank)
         for position, at, fall in piece.steps:
             start, stop = stop, stop + len(at)
             if stop > int(columns.shape[1]):
                 columns = np.concatenate([columns, np.empty((3, 2 * stop), np.int64)], axis=1)
             columns[0, start:stop] = at.view(np.int64)
             columns[1, start:stop] = fall
-            columns[2, start:stop] = rows[position]
+            columns[2, start:stop] = piece.rows[position]
     return Events(
         n=n,
         total=total,
@@ -650,7 +650,7 @@ def _short(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
         hit = np.flatnonzero(fall > 0)
         steps.append((hit, gaps_of((column[hit] & ~PLACE_BITS).view(np.float64), decimals, hit), fall[hit]))
         level = following
-    return _Piece(block, at_zero, steps), others
+    return _Piece(block.all_rows(), at_zero, steps), others
 
 
 def _flat_places(column: Integers, places: Indices) -> Indices:
@@ -682,7 +682,7 @@ def _long(regret: _Regret, block: Block) -> _Piece:
     hit = np.flatnonzero((fall > 0) & (later > 0))
     position = hit // (block.size - 1)
     gap = gaps_of(later[hit].astype(np.float64), decimals, position)
-    return _Piece(block, at_zero, [(position, gap, fall[hit])])
+    return _Piece(block.all_rows(), at_zero, [(position, gap, fall[hit])])
 
 
 def _alone(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
@@ -693,21 +693,21 @@ def _alone(regret: _Regret, block: Block) -> tuple[_Piece, Indices]:
     the top action is does not matter then.
     """
     lead = leads(block, regret.log.primary, regret.worth, regret.log.score_digits)
-    return _single_events(block, regret, lead), lead.others
+    return _single_events(regret, lead), lead.others
 
 
 def _alone_long(regret: _Regret, block: Block) -> _Piece:
     """Return the same for longer rows of any size, one after the other."""
-    return _single_events(block, regret, long_leads(block, regret.log, regret.worth))
+    return _single_events(regret, long_leads(block, regret.log, regret.worth))
 
 
-def _single_events(block: Block, regret: _Regret, lead: Leads) -> _Piece:
+def _single_events(regret: _Regret, lead: Leads) -> _Piece:
     """Return one event per row, at its margin: from the regret of the top action to 0."""
     level = _coarse(_guardian_ticks(lead.best) - _guardian_ticks(lead.worth), regret.tick_digits)
     level[lead.ticks == 0] = 0.0
     level[lead.others] = 0.0
     hit = np.flatnonzero(level > 0)
-    return _Piece(block, level, [(hit, lead.gaps(hit), level[hit])])
+    return _Piece(lead.rows, level, [(hit, lead.gaps(hit), level[hit])])
 
 
 # --- The walk along the events: the exact risk at every relaxation, and the first one within a limit ---

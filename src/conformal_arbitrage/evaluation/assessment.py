@@ -17,9 +17,8 @@ from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.risk import Loss
 from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, n_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
-from conformal_arbitrage.types import n_rows
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
 

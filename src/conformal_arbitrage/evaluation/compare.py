@@ -27,9 +27,8 @@ from conformal_arbitrage.core.risk import Number, as_fraction, net_losses, withi
 from conformal_arbitrage.core.trials import Split, draw_splits
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.inspection import primary_alone
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import n_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
-from conformal_arbitrage.types import n_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,9 +19,8 @@ from conformal_arbitrage.core.bounds import Interval
 from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
 from conformal_arbitrage.core.risk import LossMeasure, Number, RiskCurve, net_losses, within_unit
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.fitness import refuse_unfit, repeats
+from conformal_arbitrage.scorelog.fitness import n_rows, refuse_unfit, repeats
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
-from conformal_arbitrage.types import n_rows
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""

@@ -22,10 +22,9 @@ from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, certificate_lines
 from conformal_arbitrage.monitoring.monitor import LedgerHistory, LedgerRow, Monitor, ledger_history
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import n_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.tables import strings
-from conformal_arbitrage.types import n_rows
 
 # --- What a simulation shows to people ---
 

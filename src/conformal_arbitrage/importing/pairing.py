@@ -17,9 +17,10 @@ from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGr
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.models.port import fingerprint, work_through
 from conformal_arbitrage.models.wrappers import SpendingLimit
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 from conformal_arbitrage.scorelog.tables import Table, strings
-from conformal_arbitrage.types import ChatRequest, Messages, as_list, n_rows, transcript
+from conformal_arbitrage.types import ChatRequest, Messages, as_list, transcript
 
 # --- Pair two models' answers to the same questions, and turn the pairs into a score log in router form ---
 

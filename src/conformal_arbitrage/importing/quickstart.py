@@ -15,9 +15,9 @@ from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import read_confidence
 from conformal_arbitrage.scorelog.tables import Table
-from conformal_arbitrage.types import n_rows
 
 Have = Literal["csv", "endpoints", "eval"]
 CONFIG, LOG, PLAN, CERTIFICATE = "arbitrage.toml", "log.parquet", "route.toml", "certificate.json"

@@ -13,7 +13,6 @@ from conformal_arbitrage.errors import ScoreLogError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.types import n_rows
 
 UNFIT = "unfit_for_calibration"
 """A column that marks a log whose rows were selected by their scores."""
@@ -35,6 +34,11 @@ def refuse_unfit(source: str, columns: Collection[str]) -> None:
             f"{source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
             "audited rows only (arbitrage records export --score-log)"
         )
+
+
+def n_rows(number: int, verb: str = "", plural: str = "") -> str:
+    """Return a number of rows in words, with a verb for one and for several: "1 row", "3 rows have"."""
+    return f"1 row {verb}".rstrip() if number == 1 else f"{number} rows {plural}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def repeats(log: "ScoreLog") -> Repeats:
     Without contexts, rows of coarse scores coincide by themselves, and so do some of finer ones: equal rows then count only
     where scores have more than three decimals, most rows differ, and there are more equal ones than chance explains.
     """
-    n = len(log)
+    n = len(log.missing)
     contexts = 0 if log.context is None else n - len(np.unique(log.context))
     digests = content_digests(log)
     rows = n - len(np.unique(digests))

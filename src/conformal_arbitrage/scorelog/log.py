@@ -25,6 +25,7 @@ from conformal_arbitrage.core.exact import (
 )
 from conformal_arbitrage.core.trials import LegCost
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
+from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.tables import (
     Column,
     ColumnReader,
@@ -39,7 +40,7 @@ from conformal_arbitrage.scorelog.tables import (
     strings,
     write_table,
 )
-from conformal_arbitrage.types import Row, n_rows
+from conformal_arbitrage.types import Row
 
 USAGE = ("cost", "input_tokens", "output_tokens")
 LEVELS = {"very low": 0.1, "low": 0.3, "medium": 0.5, "moderate": 0.5, "high": 0.7, "very high": 0.9}
