@@ -420,19 +420,17 @@ class DecisionRoutes:
     async def _decide(self, attempt: Attempt) -> list[Outcome] | Waiting:
         """Decide about every question of a request, or say that people have yet to decide about one."""
         terms = attempt.asked.policy.pair.review
+        calls = [self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))]
         if terms is None:
-            results = await self._decide_all(attempt)
+            results = await all_settled(calls)
         else:
             with self._places.held(attempt.asked.caller_id) as patient:
                 PATIENT.set(patient)
-                results = await self._decide_all(attempt)
+                results = await all_settled(calls)
         outcomes = [result for result in results if isinstance(result, Outcome)]
         if len(outcomes) == len(results) or terms is None:
             return outcomes
         return await self._reviews.waiting(attempt, terms)
-
-    async def _decide_all(self, attempt: Attempt) -> list[Outcome | None]:
-        return await all_settled([self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))])
 
     async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
         """Decide about one question; None if people have yet to decide."""
