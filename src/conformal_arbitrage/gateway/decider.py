@@ -35,7 +35,6 @@ from conformal_arbitrage.live.rule import (
     ConformalRouter,
     answered,
     margin_of,
-    said_text,
     scored,
     sighted,
     with_answer,
@@ -43,7 +42,7 @@ from conformal_arbitrage.live.rule import (
 )
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, overridden, unlogged_fields
-from conformal_arbitrage.models.port import IN_BACKGROUND
+from conformal_arbitrage.models.port import IN_BACKGROUND, Answer
 from conformal_arbitrage.models.rendering import unseen, unseen_by
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, decision_loss, due_days, is_counted, session_slot
 from conformal_arbitrage.store import claims
@@ -569,7 +568,7 @@ async def shadow_text(
             (first, answer), *others = await all_answered(pair.models or {"primary": pair.primary}, request)
             confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
             legs = (first, *(leg for leg, _ in others))
-            pending = _shadowed(policy, request, (0.0, confidence), *legs, answer=said_text(answer))
+            pending = _shadowed(policy, request, (0.0, confidence), *legs, answer=answer)
             yield pending
         decision = with_answer(pending, await asking, pair.fallback)
         yield decision if decision.answer is None else replace(decision, action=0)
@@ -596,7 +595,7 @@ def _shadowed(
     question: Query | ChatRequest,
     scores: tuple[float | None, ...],
     *legs: Leg,
-    answer: str | None = None,
+    answer: Answer | None = None,
 ) -> Decision:
     """Return the Guardian's decision, pending, beside what the rule makes of the Primary's scores or answer."""
     certificate = policy.certificate

@@ -247,7 +247,7 @@ class ConformalRouter:
         first, answer = await answered("primary", self.primary, request)
         confidence = 0.0 if answer is None or answer.confidence is None else answer.confidence
         candidates, margin, relaxation, use, uncovered = sighted(
-            self.certificate, (0.0, confidence), request, first.spent, said_text(answer)
+            self.certificate, (0.0, confidence), request, first.spent, answer
         )
         standing = answer.message if candidates == [1] and answer is not None else None
         return Decision(
@@ -666,7 +666,7 @@ def sighted(
     scores: Collection[float | None],
     question: Query | ChatRequest,
     spent: Spent,
-    answer: str | None = None,
+    answer: Answer | None = None,
 ) -> Sighted:
     """Apply a certificate's rule to the Primary's scores; of one by groups, the threshold of the question's group.
 
@@ -682,7 +682,7 @@ def sighted(
     text = question.text if "text" in rule.terms.features else None
     actions = question.actions if isinstance(question, Query) else None
     candidates, margin, use = certificate.sight(
-        scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=answer
+        scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=said_text(answer)
     )
     return Sighted(candidates, margin, None, use, certificate.uncovered_features(use))
 
