@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from conformal_arbitrage.store import reviews
+from conformal_arbitrage.store import pages
 from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words
@@ -34,7 +34,7 @@ def answered(gate, text="Which <b>one</b>?"):
     reply = gate.chat({**CHAT, "messages": [{"role": "user", "content": text}]})
     assert reply.status_code == 200, reply.text
     id = reply.headers["x-arbitrage-decision-id"]
-    until(lambda: gate.with_store(lambda store: store.run(reviews.under_review, [id])), LONG)
+    until(lambda: gate.with_store(lambda store: store.run(pages.under_review, [id])), LONG)
     return id
 
 
@@ -132,18 +132,16 @@ def test_the_page_is_the_same_whoever_said_which(graders):
     assert pages("mine", "theirs") == pages("theirs", "mine")
 
 
-def test_a_decision_is_withheld_until_its_answers_have_grades(graders):
+def test_a_decision_is_hidden_until_its_answers_have_grades(graders):
     gate = graders()
     id = answered(gate)
     reviewer = Visit(gate, gate.secrets["ann"])
-    page = reviewer.open(f"/console/decisions/{id}")
-    assert "withheld until they have" in words(page)
-    assert "mine" not in page.text
-    assert "theirs" not in page.text
-    row = reviewer.open("/console/decisions").text.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert reviewer.open(f"/console/decisions/{id}").status_code == 404
+    assert id not in reviewer.open("/console/decisions").text
+    root = Visit(gate, gate.secrets["root"])
+    row = root.open("/console/decisions").text.partition("<tbody>")[2].partition("</tbody>")[0]
     assert "under review" in row
     assert "guardian" not in row
-    root = Visit(gate, gate.secrets["root"])
     assert "theirs" in root.open(f"/console/decisions/{id}").text
     visit, page = begin(gate, "ann")
     visit.send_form("/console/review", page, act="vote", token=token(page), **{"grade-1": "1", "grade-2": "1"})

@@ -240,11 +240,14 @@ def test_large_or_malformed_forms_are_refused(filled, body):
     assert reply.status_code in (400, 403, 413)
 
 
-def test_reviewers_read_and_do_not_change(filled):
-    visit = Visit(filled, filled.keys["review"])
-    page = visit.open("/console/policies/broken")
+@pytest.mark.parametrize("scope", ["review", "operate"])
+def test_reviewers_and_operators_do_not_change_anything(filled, scope):
+    visit = Visit(filled, filled.fresh_key(scope)[0])
+    if scope == "operate":
+        page = visit.open("/console/policies/broken")
+        assert "Change what is in force" not in page.text
+    page = visit.open("/console")
     assert page.status_code == 200
-    assert "Change what is in force" not in page.text
     assert visit.open("/console/keys").status_code == 403
     for path in ("install", "rollback", "lift", "renew", "choose", "check"):
         assert visit.send_form(f"/console/policies/broken/{path}", page, certificate="{}").status_code == 403

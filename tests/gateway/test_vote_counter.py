@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.gateway import review_queue
-from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter
+from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter, WaitingPlaces
 from conformal_arbitrage.live.config import TeamConfig
 from conformal_arbitrage.store import claims, events, pages, reviews
 from tests.store.facts import decision
@@ -23,7 +23,9 @@ class Loop:
 
     def restart(self, members=MEMBERS, leads=LEADS):
         """Go on as a gateway with these people on the team."""
-        queue = ReviewQueue(self.store, {"team": TeamConfig(members=members, leads=leads)}, b"secret")
+        queue = ReviewQueue(
+            self.store, {"team": TeamConfig(members=members, leads=leads)}, b"secret", WaitingPlaces(10)
+        )
         self._counter = VoteCounter(self.store, queue, self._complete)
 
     async def _complete(self, request):

@@ -28,6 +28,7 @@ from conformal_arbitrage.store.claims import Conversation
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow, Settlement
 from conformal_arbitrage.store.record import ReviewFacts, ReviewVote
 from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion, ReviewRequest, ReviewWork
+from conformal_arbitrage.store.session import operation
 from conformal_arbitrage.types import Failure, Leg, Spent
 from tests.gateway.durability import OURS
 from tests.store.facts import BODY, decide, decision, later
@@ -75,7 +76,8 @@ async def reply(store, id):
         decision=id, purpose="decide", policy="support", team="team", question=QUESTION, protocol="p",
         identities_sha256="i", undo=0.0,
     )  # fmt: skip
-    await store.run(reviews.put, [replace(item, decision=new_id(), purpose="audit", team="others")])
+    others = [replace(item, decision=new_id(), purpose="audit", team="others")]
+    await store.run(operation("write")(reviews.put_items), others)
     await store.run(reviews.take, f"{NAME} 2", teams=["others"], leads=[])
     work = ReviewWork(items=[item], request=request, deadline=60.0)
     await store.run(events.commit, [decision()], claim=waiting, begun={0: id}, reviews=work)

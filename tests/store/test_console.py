@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, integrity, keys, new_id, pages, reviews
+from conformal_arbitrage.store import AuditBody, CompletionBody, integrity, keys, new_id, pages
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import pages as stored_pages
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow
@@ -280,7 +280,7 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
         assert getattr(page, "records", page) or "before" in wanted, wanted
     monkeypatch.undo()
     queries = {text: values for text, values in asked if text.startswith(("select", "with"))}
-    hidden = reviews.under_review.job(ids)
+    hidden = stored_pages.under_review.job(ids)
     queries[hidden.sql] = hidden.values
     assert len(queries) >= 8
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.gateway.api import HIDDEN
+from conformal_arbitrage.gateway.audience import CALLER, EXPOSED, UNJUDGED
 from conformal_arbitrage.store import (
     Audit,
     AuditBody,
@@ -227,13 +227,14 @@ def test_a_document_has_every_field_and_the_time_of_later_events(store):
     ]  # fmt: skip
 
 
-def test_fields_can_be_left_out_of_a_document_by_their_struct():
-    shown = document(FULL, without=HIDDEN)
-    assert not {"margin", "relaxation"} & set(shown)
-    assert not {"scores", "error"} & set(shown["legs"][0])
-    assert "cost" in shown
+def test_a_document_shows_the_fields_that_are_listed_and_nothing_of_other_structs():
+    shown = document(FULL, shown={DecisionBody: {"cost", "legs", "content"}, Leg: {"role"}})
+    assert set(shown) == {"cost", "legs", "content"}
+    assert [set(leg) for leg in shown["legs"]] == [{"role"}] * len(FULL.legs)
+    assert shown["content"] == {}
 
 
-def test_every_hidden_field_exists():
-    for struct, names in HIDDEN.items():
-        assert names <= set(struct.__struct_fields__)
+@pytest.mark.parametrize("fields", [CALLER, EXPOSED, UNJUDGED])
+def test_every_field_that_an_audience_sees_exists(fields):
+    for struct, names in fields.items():
+        assert set(names) <= set(struct.__struct_fields__)

@@ -43,7 +43,7 @@ class Noted:
 
     def __init__(self, session):
         self._session = session
-        self.dialect, self.seals = session.dialect, session.seals
+        self.dialect, self.seals, self.view = session.dialect, session.seals, session.view
         self.plans = []
 
     def rows(self, sql, *values):

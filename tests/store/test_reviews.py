@@ -21,12 +21,14 @@ from conformal_arbitrage.store import (
     ledger,
     new_id,
     outbox,
+    pages,
     reviews,
     sqlite,
 )
 from conformal_arbitrage.store.claims import Claim, SavedResponse
 from conformal_arbitrage.store.record import CompletionBody
 from conformal_arbitrage.store.reviews import _FREE, NewReview, ReviewOutcome, ReviewQuestion, ReviewRequest, ReviewWork
+from conformal_arbitrage.store.session import operation
 from tests.store.facts import decision
 from tests.store.test_console import steps
 
@@ -40,9 +42,12 @@ def item(id=None, purpose="audit", **options):
     return NewReview(decision=id or new_id(), purpose=purpose, **{**fields, "undo": 0.0, **options})
 
 
+PUT = operation("write")(reviews.put_items)
+
+
 async def put(store, *items):
     for start in range(0, len(items), 200):
-        await store.run(reviews.put, items[start : start + 200])
+        await store.run(PUT, items[start : start + 200])
     return [one.decision for one in items]
 
 
@@ -267,13 +272,13 @@ def test_whoever_skips_is_not_asked_again_about_the_decision(store):
 def test_whoever_read_the_record_cannot_vote(store):
     async def story():
         [id] = await put(store, item())
-        assert await store.run(reviews.under_review, [id, "other"]) == {id}
+        assert await store.run(pages.under_review, [id, "other"]) == {id}
         held = await take(store, "ann")
         await store.run(reviews.note_reader, id, "ann")
         assert await store.run(reviews.vote, held.token, "ann", 1) is None
         assert await take(store, "ann") is None
         assert await take(store, "bob") is not None
-        assert await store.run(reviews.under_review, []) == frozenset()
+        assert await store.run(pages.under_review, []) == frozenset()
 
     asyncio.run(story())
 
@@ -633,7 +638,7 @@ def test_names_are_values_whatever_they_hold(store):
     async def story():
         await put(store, *(item(name) for name in odd), item("plain"))
         for name in odd:
-            assert await store.run(reviews.under_review, [name, "other"]) == {name}
+            assert await store.run(pages.under_review, [name, "other"]) == {name}
             assert await store.run(ledger.ledgers, name) == []
             held = await take(store, name)
             assert await store.run(reviews.held_question, held.token, name) == QUESTION
@@ -641,7 +646,7 @@ def test_names_are_values_whatever_they_hold(store):
             assert await store.run(reviews.held_question, name, name) is None
         for name in ("a\0b", "\ud800"):  # which a database may have no text for
             with suppress(StoreError):
-                assert await store.run(reviews.under_review, [name]) == frozenset()
-        assert await store.run(reviews.under_review, [*odd, "plain"]) == {*odd, "plain"}
+                assert await store.run(pages.under_review, [name]) == frozenset()
+        assert await store.run(pages.under_review, [*odd, "plain"]) == {*odd, "plain"}
 
     asyncio.run(story())

@@ -23,7 +23,7 @@ from conformal_arbitrage.gateway.http import Incoming
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.gateway.requests import DecisionRoutes
-from conformal_arbitrage.gateway.review_queue import ReviewQueue
+from conformal_arbitrage.gateway.review_queue import ReviewQueue, WaitingPlaces
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
 from conformal_arbitrage.models.port import Scores
 from conformal_arbitrage.store import AuditBody, Event, SQLiteStore, events, integrity, pages
@@ -110,7 +110,7 @@ def routes(store, name, world, rule, **settings):
         identities_sha256="", rule=bound, mode="enforce",
     )  # fmt: skip
     secret = world.rng.bytes(32)
-    queue = ReviewQueue(store, {}, secret)
+    queue = ReviewQueue(store, {}, secret, WaitingPlaces(10))
     return DecisionRoutes(GatewayConfig(), store, Table(policy), Decider(secret), Metrics(), queue)
 
 

@@ -62,7 +62,7 @@ def keys_command() -> None:
 
 @keys_command.command("create")
 @click.option(
-    "--scope", type=click.Choice(["call", "review", "admin", "metrics"]), default="call", show_default=True,
+    "--scope", type=click.Choice(["call", "review", "operate", "admin"]), default="call", show_default=True,
     help="What the key permits.",
 )  # fmt: skip
 @click.option("--label", default="", help="Whose key it is; for a reviewer, the name listed under [teams].")
@@ -80,7 +80,7 @@ def keys_create_command(
     \b
     arbitrage keys create --scope call --label "web shop" --policy support --expires 90
     arbitrage keys create --scope review --label ann
-    arbitrage keys create --scope metrics --label prometheus
+    arbitrage keys create --scope operate --label prometheus
     """
     unknown = sorted(set(policies) - set(read_config(config).policies))
     if unknown:

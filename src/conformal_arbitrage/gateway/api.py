@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Annotated, Any
@@ -13,12 +13,11 @@ from starlette.responses import Response
 
 from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.gateway.audits import yet_to_judge
-from conformal_arbitrage.gateway.auth import Caller
+from conformal_arbitrage.gateway.audience import Caller, Views, shown_record, unjudged_record
 from conformal_arbitrage.gateway.chat import DecisionsRequest, converted, decoded
 from conformal_arbitrage.gateway.http import Handler, Incoming, json_response
 from conformal_arbitrage.gateway.policies import PolicyTable
-from conformal_arbitrage.gateway.review_queue import TICK, Assignment, Reviewer, ReviewQueue, own_figures, team_figures
+from conformal_arbitrage.gateway.review_queue import TICK, Assignment, Reviewer, ReviewQueue, team_figures
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.models.completions import PASSED_ON
@@ -28,20 +27,9 @@ from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.claims import SavedResponse
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.policies import PolicyVersion
-from conformal_arbitrage.store.record import (
-    AuditBody,
-    Content,
-    DecisionBody,
-    DecisionRecord,
-    Event,
-    FeedbackBody,
-    Grades,
-    JSONObject,
-    document,
-)
+from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.reviews import ReviewOutcome, ReviewRequest
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import Leg
 
 MOST = 1000
 _AT_ONCE = 8
@@ -50,23 +38,6 @@ _LONGEST_WAIT = 55.0
 _ROOT = "/v1/arbitrage/reviews"
 _TEXT_FILTERS = ("policy", "decided_by", "before")
 _TIME_FILTERS = ("since", "until")
-HIDDEN: Mapping[type[Struct], frozenset[str]] = {
-    DecisionBody: frozenset({"margin", "relaxation"}),
-    Leg: frozenset({"scores", "error"}),
-    AuditBody: frozenset({"scores", "error"}),
-}
-"""The fields of a record that would help an attacker; a calling key sees them only where replies show them."""
-WITHHELD: Mapping[type[Struct], frozenset[str]] = {
-    DecisionRecord: frozenset({"decided_by", "completion", "feedback", "audit"}),
-    DecisionBody: frozenset(
-        {
-            *("action", "candidates", "margin", "relaxation", "learned", "no_guarantee"),
-            *("legs", "cost", "audited", "pending", "cancelled", "guarded", "held"),
-        }
-    ),
-    Content: frozenset({"answer", "primary_answer", "chain_answers"}),
-}
-"""The fields of a record that would tell a reviewer, who has yet to judge, what others think or why people are asked."""
 _Grade = Annotated[float, Meta(extra_json_schema={"enum": [0, 0.5, 1]})]
 
 
@@ -111,22 +82,22 @@ class Ballot(Struct, forbid_unknown_fields=True):
 class RecordRoutes:
     """Records and policies over HTTP."""
 
-    def __init__(self, store: Store, policies: PolicyTable, config: GatewayConfig) -> None:
-        self._store = store
+    def __init__(self, views: Views, policies: PolicyTable, config: GatewayConfig) -> None:
+        self._views = views
         self._policies = policies
         self._config = config
 
     async def many(self, request: Incoming) -> Response:
-        """GET /v1/arbitrage/records: newest first; a key of scope call sees its own."""
-        records = await self._store.run(
-            pages.records, **_own_policy(_filters(request), request.caller), key_id=request.caller.sees_only
-        )
-        under = frozenset[str]() if request.caller.scope == "call" else await self._under_review(records)
-        if "decided_by" in request.query_params:  # which would tell who decided
-            records = [record for record in records if record.id not in under]
+        """GET /v1/arbitrage/records: newest first, those that the caller's view reaches."""
+        filters, caller = _filters(request), request.caller
+        if "policy" in filters:
+            caller.check_policy(filters["policy"])
+        store = self._views.of(caller)
+        records = await store.run(pages.records, **filters)
+        unjudged = await store.run(pages.yet_to_judge, records)
         rendered: list[bytes] = []
         for record in records:
-            shown = withheld(record) if record.id in under else self._shown(record, request.caller)
+            shown = unjudged_record(record) if record.id in unjudged else self._shown(record, caller)
             rendered.append(msgspec.json.encode(shown))
             if len(rendered) % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # decisions first
@@ -136,35 +107,29 @@ class RecordRoutes:
 
     async def one(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records/{id}; an admin who reads it while it is under review is not asked about it any more."""
-        record, caller = await self._own(request), request.caller
-        if caller.scope != "call" and await self._under_review([record]):
-            if caller.scope != "admin":
-                return json_response(withheld(record))
-            await self._store.run(reviews.note_reader, record.id, caller.label or caller.id)
+        caller, store = request.caller, self._views.of(request.caller)
+        record = await store.run(pages.record, _record_id(request))
+        if record is None:
+            raise _no_record()
+        if await store.run(pages.yet_to_judge, [record]):
+            await store.run(reviews.note_reader, record.id, caller.name)
         return json_response(self._shown(record, caller))
 
-    async def _under_review(self, records: Sequence[DecisionRecord]) -> frozenset[str]:
-        """Return the ids of the records that people have yet to judge."""
-        by_people = {
-            policy.name for policy in self._policies.all() if policy.pair.review or policy.settings.grading == "review"
-        }
-        settings = {policy.name: policy.settings for policy in self._policies.all()}
-        return await yet_to_judge(self._store, settings, [record for record in records if record.policy in by_people])
-
     def _shown(self, record: DecisionRecord, caller: Caller) -> dict[str, object]:
-        """Return a record as a document; a key of scope call sees no more of it than replies show."""
-        everything = caller.scope != "call" or self._policies.exposes_all(record.policy)
-        return document(record, without=None if everything else HIDDEN)
+        return shown_record(record, caller, exposed=self._policies.exposes_all(record.policy))
 
     async def feedback(self, request: Incoming) -> Response:
-        """POST /v1/arbitrage/records/{id}/feedback."""
-        record = await self._own(request)
+        """POST /v1/arbitrage/records/{id}/feedback, whether or not people have judged the decision."""
+        store = self._views.of(request.caller)
+        record = await store.run(pages.subject, _record_id(request))
+        if record is None:
+            raise _no_record()
         feedback: Feedback = converted(decoded(request.content, self._config), Feedback)
         _check_feedback(feedback)
         if feedback.grades is not None:
             self._check_grades(feedback, record, request.caller)
         body = FeedbackBody(**msgspec.structs.asdict(feedback), by=request.caller.id)
-        full = await self._store.run(events.add_feedback, Event(id=record.id, body=body))
+        full = await store.run(events.add_feedback, Event(id=record.id, body=body))
         if full is not None:
             raise RequestError(
                 f"this key has sent feedback on this decision {full[0]} times, {full[1]} bytes in all; at most "
@@ -186,26 +151,17 @@ class RecordRoutes:
                 f"[policies.{record.policy}]; a grade, a label or a comment does not",
                 status=403, code="insufficient_scope", param="grades",
             )  # fmt: skip
-        if any(earlier.grades is not None for earlier in record.feedback) and not feedback.reason:
+        seen = [earlier for earlier in record.feedback if caller.scope != "call" or earlier.by == caller.id]
+        if any(earlier.grades is not None for earlier in seen) and not feedback.reason:
             raise RequestError(
                 "this decision has grades already, and the first count; give a reason to keep others beside them",
                 status=409, code="already_graded", param="reason",
             )  # fmt: skip
 
-    async def _own(self, request: Incoming) -> DecisionRecord:
-        record = await self._store.run(pages.record, str(request.path_params["id"])[:64])
-        only_key = request.caller.sees_only
-        bound = request.caller.policies
-        elsewhere = record is not None and bound is not None and record.policy not in bound
-        if record is None or elsewhere or (only_key is not None and record.key_id != only_key):
-            raise RequestError("there is no such record", status=404, code="record_not_found")
-        return record
-
     async def policy(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/policies/{name}: what is in force, and what was."""
-        policy = self._policies.named(str(request.path_params["name"]))
-        request.caller.check_policy(policy.name)
-        history = await self._store.run(stored_policies.history, policy.name)
+        policy = self._policies.named(str(request.path_params["name"]), request.caller)
+        history = await self._views.of(request.caller).run(stored_policies.history, policy.name)
         return json_response(
             {"name": policy.name, "version": policy.version, "history": [_version(version) for version in history]}
         )
@@ -230,9 +186,12 @@ class RecordRoutes:
         return json_response(_version(await self._policies.rollback(name, by=request.caller.id)))
 
 
-def withheld(record: DecisionRecord) -> dict[str, object]:
-    """Return a record as whoever may be asked to review it sees it."""
-    return {**document(record, without=WITHHELD), "withheld": "under review"}
+def _record_id(request: Incoming) -> str:
+    return str(request.path_params["id"])[:64]
+
+
+def _no_record() -> RequestError:
+    return RequestError("there is no such record", status=404, code="record_not_found")
 
 
 def _version(version: PolicyVersion) -> dict[str, Any]:
@@ -255,21 +214,6 @@ def _filters(request: Incoming) -> dict[str, Any]:
     if not 1 <= limit <= MOST or limit != int(limit):
         raise RequestError(f"limit must be a whole number from 1 to {MOST}", param="limit")
     return {**texts, **times, "limit": int(limit)}
-
-
-def _own_policy(filters: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Return the filters of a key that is bound to policies: they name one of these.
-
-    Raises:
-        RequestError: they name none of several, or another.
-    """
-    if caller.policies is None:
-        return dict(filters)
-    name = filters.get("policy", caller.policies[0] if len(caller.policies) == 1 else None)
-    if name is None:
-        raise RequestError(f"this key is bound to {', '.join(caller.policies)}; name one with ?policy=", param="policy")
-    caller.check_policy(name)
-    return {**filters, "policy": name}
 
 
 def _number(name: str, text: str) -> float:
@@ -296,46 +240,35 @@ def _check_feedback(feedback: Feedback) -> None:
 class MonitorRoutes:
     """Monitors and alarms over HTTP."""
 
-    def __init__(self, store: Store, policies: PolicyTable, watcher: Watcher, config: GatewayConfig) -> None:
-        self._store = store
+    def __init__(
+        self, store: Store, views: Views, policies: PolicyTable, watcher: Watcher, config: GatewayConfig
+    ) -> None:
+        self._change_count = store.change_count
+        self._views = views
         self._policies = policies
         self._watcher = watcher
         self._config = config
 
     async def monitor(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/policies/{name}/monitor: state, reasons, limits, evidence."""
-        policy = self._policies.named(str(request.path_params["name"]))
-        request.caller.check_policy(policy.name)
-        document = self._watcher.document(policy)
-        blind = policy.pair.review is not None and request.caller.scope == "review"
-        return json_response(without_pending(document) if blind else document)
+        policy = self._policies.named(str(request.path_params["name"]), request.caller)
+        return json_response(self._watcher.document(policy))
 
     async def lift(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/policies/{name}/lift: end safe mode without a new certificate, which voids the old one."""
         body: Lift = converted(decoded(request.content, self._config), Lift)
-        policy = self._policies.named(str(request.path_params["name"]))
-        request.caller.check_policy(policy.name)
+        policy = self._policies.named(str(request.path_params["name"]), request.caller)
         if not 0 < len(body.reason.strip()) <= _LONGEST_REASON:
             raise RequestError(
                 f"say why, in 1 to {_LONGEST_REASON} characters: the record keeps it", status=422, param="reason"
             )
-        lifted = await self._store.run(
+        lifted = await self._views.of(request.caller).run(
             stored_policies.lift, policy.name, reason=body.reason, by=request.caller.id, version=policy.version
         )
         if lifted is None:
             raise RequestError(f"policy {policy.name} has no alarm that stands", status=409, code="no_alarm")
-        await self._policies.refresh(await self._store.change_count())
+        await self._policies.refresh(await self._change_count())
         return json_response({"policy": policy.name, **msgspec.structs.asdict(lifted)})
-
-
-def without_pending(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a monitor without how many audits are pending, which would tell people what they are asked for."""
-    hidden = {**document}
-    if "audits" in document:
-        hidden["audits"] = {**document["audits"], "pending": None}
-    if "groups" in document:
-        hidden["groups"] = [without_pending(group) for group in document["groups"]]
-    return hidden
 
 
 # --- Reviews ---
@@ -344,8 +277,9 @@ def without_pending(document: dict[str, Any]) -> dict[str, Any]:
 class ReviewRoutes:
     """The review queue over HTTP."""
 
-    def __init__(self, store: Store, queue: ReviewQueue, config: GatewayConfig) -> None:
+    def __init__(self, store: Store, views: Views, queue: ReviewQueue, config: GatewayConfig) -> None:
         self._store = store
+        self._views = views
         self._queue = queue
         self._config = config
 
@@ -413,11 +347,8 @@ class ReviewRoutes:
         return self._queue.reviewer(request.caller), str(request.path_params["token"])[:64].replace("\0", "")
 
     async def figures(self, request: Incoming) -> Response:
-        """GET /v1/arbitrage/reviews: backlog, times and agreement of every team; of people, only admins see all."""
-        caller = request.caller
-        teams = await team_figures(self._store, self._queue, blind=caller.scope != "admin")
-        if caller.scope != "admin":
-            teams = [own_figures(team, caller.label or caller.id) for team in teams]
+        """GET /v1/arbitrage/reviews: times and agreement of the caller's teams; of all for admins."""
+        teams = await team_figures(self._store, self._queue, request.caller)
         return json_response({"object": "list", "data": [asdict(team) for team in teams]})
 
     async def progress(self, request: Incoming) -> Response:
@@ -431,11 +362,11 @@ class ReviewRoutes:
         return json_response(document)
 
     async def _progress(self, request: Incoming, decision: str) -> dict[str, object]:
-        review = await self._store.run(reviews.request_of, decision)
-        if review is None or review[0].key_id != request.caller.id:  # a reviewer may be asked about it next
+        store = self._views.own(request.caller)  # a reviewer may be asked about what others wait for
+        review = await store.run(reviews.request_of, decision)
+        if review is None:
             raise RequestError("there is no such review", status=404, code="review_not_found")
         waiting, outcome = review
-        request.caller.check_policy(waiting.policy)
         reply = None if waiting.body else await self._store.run(claims.saved_response, waiting.key_id, waiting.name)
         return {"id": decision, "status": _status(waiting, outcome, reply), "reply": _reply(reply)}
 
@@ -504,6 +435,7 @@ class WebhookTests:
 
     async def test(self, request: Incoming) -> Response:
         """POST /v1/arbitrage/webhooks/{name}/test: what the receiver made of a test message."""
+        request.caller.check_unbound("a test of a webhook")
         name = str(request.path_params["name"])
         attempt = await self.attempt(name)
         return json_response(
@@ -596,7 +528,7 @@ _SCHEMAS: dict[str, Any] = {
         ["object", "data", "next"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"}), next=_nullable(_TEXT)
     ),
     "Record": _object(
-        ["id", "created", "policy", "key_id", "decided_by", "decision", "completion", "feedback", "audit"], id=_TEXT,
+        ["id", "created", "policy", "key_id", "decision"], id=_TEXT,
         created=_NUMBER, policy=_TEXT, key_id=_nullable(_TEXT), decided_by=_TEXT, decision=_MAP,
         completion=_nullable(_MAP), feedback=_array(_MAP), audit=_nullable(_MAP),
     ),

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +23,6 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.gateway.decider import recorded_error
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair, PolicyTable
-from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.reviewers import GradingTerms, grading_terms
 from conformal_arbitrage.live.rule import leg_of
@@ -31,8 +30,8 @@ from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.port import IN_BACKGROUND, Answer, Scores, checked_scores, fingerprint
 from conformal_arbitrage.monitoring.votes import GRADES
 from conformal_arbitrage.store import events as stored_events
-from conformal_arbitrage.store import outbox, pages, reviews
-from conformal_arbitrage.store.events import is_fit, scores_of
+from conformal_arbitrage.store import outbox, reviews
+from conformal_arbitrage.store.events import is_fit
 from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import AuditBody, DecisionRecord, Event, FeedbackBody, Grades, MenuQuestion
 from conformal_arbitrage.store.reviews import GradingNews, NewReview
@@ -154,15 +153,13 @@ def awaits_grades(record: DecisionRecord, settings: PolicyConfig | None) -> bool
     return not isinstance(row, str) or (row == "no_guardian" and not lost)
 
 
-async def yet_to_judge(
-    store: Store, policies: Mapping[str, PolicyConfig], records: Sequence[DecisionRecord]
-) -> frozenset[str]:
-    """Return the ids of decisions that people have yet to judge, or are about to."""
-    about_to = [record.id for record in records if awaits_grades(record, policies.get(record.policy))]
-    under_way = (
-        await store.run(reviews.under_review, [record.id for record in records]) if records else frozenset[str]()
-    )
-    return under_way.union(about_to)
+def would_tell(record: DecisionRecord, settings: PolicyConfig | None) -> bool:
+    """Return whether a decision would tell who said what in answers that people have yet to grade.
+
+    A session keeps to one model, and is drawn as a whole: any of its turns tells about those to come.
+    """
+    graded = settings is not None and settings.grading == "review"
+    return awaits_grades(record, settings) or (graded and record.decision.session is not None)
 
 
 # --- Audits ---
@@ -176,7 +173,7 @@ FIRST_DELAY, LONGEST_DELAY = 2.0, 600.0
 LONGEST_REST = 60.0
 """The most seconds without any audit of a policy whose Guardian fails."""
 _REFUSED = frozenset({400, 413, 422})
-_Ending = Literal["answered", "failed", "missing", "postponed", "given to people"]
+_Ending = Literal["answered", "failed", "missing", "postponed"]
 
 
 class Auditor:
@@ -187,17 +184,13 @@ class Auditor:
         policies: whose Guardians are asked.
         metrics: counts attempts and what they cost.
         deadline: seconds after which an audit that keeps failing is recorded as missing.
-        queue: where people are asked who are a Guardian.
     """
 
-    def __init__(
-        self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float, queue: ReviewQueue | None = None
-    ) -> None:
+    def __init__(self, store: Store, policies: PolicyTable, metrics: Metrics, deadline: float) -> None:
         self._store = store
         self._policies = policies
         self._metrics = metrics
         self._deadline = deadline
-        self._queue = queue
         self._rests: dict[str, tuple[int, float]] = {}  # by policy: failed batches in a row, and until when it rests
 
     async def run(self) -> None:
@@ -256,30 +249,11 @@ class Auditor:
     async def _audit(self, audit: Audit) -> _Ending:
         IN_BACKGROUND.set(True)  # in the context of this task alone
         try:
-            if (items := await self._for_people(audit)) is not None:
-                await self._store.run(reviews.put, items)
-                return self._ended(audit, "given to people")
             body = await self._ask(audit)
         except (QuotaError, RequestError, UpstreamError, OtherModelError) as error:
             return await self._try_later(audit, error)
         await self._store.run(stored_events.commit, [Event(id=audit.id, body=body)])
         return self._ended(audit, "answered" if body.error is None else "failed")
-
-    async def _for_people(self, audit: Audit) -> list[NewReview] | None:
-        """Return what to put into the review queue in place of an audit; None if a model answers it."""
-        policy = self._of_same_models(audit)
-        terms, question = policy.pair.review, audit.question
-        if self._queue is None or terms is None or not isinstance(question, MenuQuestion):
-            return None
-        query = Query(question.context, question.actions, id=audit.id, ordered=question.ordered)
-        record = await self._store.run(pages.record, audit.id) if terms.shows_primary else None
-        if terms.shows_primary and record is None:  # without the Primary's choice people could tell it from a question
-            raise RequestError("the record with the Primary's choice is gone", code="no_record")
-        return self._queue.items(
-            terms, "audit", query, size=len(question.actions), policy=policy.name,
-            identities=policy.identities_sha256, drawn=True,
-            primary=None if record is None else scores_of(record, "primary"),
-        )  # fmt: skip
 
     def _of_same_models(self, audit: Audit) -> LivePolicy:
         policy = self._policies.named(audit.policy)

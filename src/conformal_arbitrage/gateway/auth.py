@@ -6,57 +6,17 @@ import os
 import re
 import secrets
 import time
-from dataclasses import dataclass
 
 from conformal_arbitrage.errors import ConfigError, RequestError, StoreError
+from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.store import keys
 from conformal_arbitrage.store.keys import KeyInfo, Scope
 from conformal_arbitrage.store.record import new_id
 from conformal_arbitrage.store.session import Store
 
-_ALLOWS: dict[Scope, frozenset[Scope]] = {
-    "call": frozenset({"call"}),
-    "review": frozenset({"call", "review", "metrics"}),
-    "admin": frozenset({"call", "review", "admin", "metrics"}),
-    "metrics": frozenset({"metrics"}),
-}
 ANONYMOUS = "loopback"
 FIRST_KEY = "ARBITRAGE_ADMIN_KEY_SHA256"
 """The environment variable with the digest of a key of scope admin, for a gateway whose database has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who is calling.
-
-    Attributes:
-        id: of the API key.
-        scope: what the key permits.
-        policies: the only policies it is good for; None for all.
-        label: the key's, which names a person on a team.
-    """
-
-    id: str
-    scope: Scope
-    policies: tuple[str, ...] | None = None
-    label: str = ""
-
-    @property
-    def sees_only(self) -> str | None:
-        """The only key whose records this caller may see; None if it may see all."""
-        return self.id if self.scope == "call" else None
-
-    def check_policy(self, name: str) -> None:
-        """Refuse a policy that the key is not good for.
-
-        Raises:
-            RequestError: it is not.
-        """
-        if self.policies is not None and name not in self.policies:
-            raise RequestError(
-                f"this key is bound to {', '.join(self.policies)}; policy {name} needs another", status=403,
-                code="insufficient_scope", param="model",
-            )  # fmt: skip
 
 
 _NO_KEYS_YET = Caller(ANONYMOUS, "admin")
@@ -186,11 +146,12 @@ class Authenticator:
             raise RequestError(
                 "a valid API key is required: Authorization: Bearer arb-...", status=401, code="invalid_api_key"
             )
-        if scope not in _ALLOWS[info.scope]:
+        caller = Caller(info.id, info.scope, info.policies, info.label)
+        if not caller.opens(scope):
             raise RequestError(
                 f"this key has scope {info.scope}; scope {scope} is required", status=403, code="insufficient_scope"
             )
-        return Caller(info.id, info.scope, info.policies, info.label)
+        return caller
 
     async def _find(self, sha256: str) -> KeyInfo | None:
         known = self._known  # a refresh while the store is queried replaces the cache, and this entry may be stale

@@ -27,6 +27,7 @@ from conformal_arbitrage.gateway.policies import (
     chain_answers,
     identities_of_pair,
 )
+from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.live.rule import (
     CascadeChooser,
@@ -60,6 +61,7 @@ from conformal_arbitrage.store.record import (
     TextQuestion,
     time_of,
 )
+from conformal_arbitrage.store.reviews import NewReview
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, ChatRequest, Chunk, DecidedBy, Decision, Failure, Leg, Query, Spent
 
@@ -128,9 +130,11 @@ class Decider:
 
     Args:
         secret: the project's; the keys of content digests and of the audit coin are derived from it.
+        queue: where people are asked about what the coin draws; None where models answer.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, queue: ReviewQueue | None = None) -> None:
+        self._queue = queue
         self._audit_key, self._digest_key = subkey(secret, "audit v1"), subkey(secret, "digest v1")
 
     def begin(
@@ -286,15 +290,29 @@ class Decider:
 
     def _audit(self, case: Case, decision: Decision) -> Audit:
         """Return the audit of a decision that the coin drew."""
-        policy, name = case.policy, case.session
+        policy, name, id = case.policy, case.session, str(decision.id)
+        items = self._items(policy, case.question, decision)
         if policy.watched is None:
             identities = policy.identities_sha256
-            return Audit(id=str(decision.id), policy=policy.name, question=case.question, identities_sha256=identities)
+            return Audit(id=id, policy=policy.name, question=case.question, identities_sha256=identities, items=items)
         session = None if name is None else self._digest([case.caller_id, name])
         overridden = case.overridden is not None
-        return drawn_audit(
+        audit = drawn_audit(
             policy.watched, decision, case.question, overridden=overridden, session=session, group=case.group
         )
+        return replace(audit, items=items)
+
+    def _items(self, policy: LivePolicy, question: AuditQuestion, decision: Decision) -> Sequence[NewReview]:
+        """Return what people are asked of a decision that the coin drew; nothing where models answer."""
+        terms = policy.pair.review
+        if self._queue is None or terms is None or not isinstance(question, MenuQuestion):
+            return ()
+        query = Query(question.context, question.actions, id=decision.id, ordered=question.ordered)
+        return self._queue.items(
+            terms, "audit", query, size=len(question.actions), policy=policy.name,
+            identities=policy.identities_sha256, drawn=True,
+            primary=next((leg.scores for leg in decision.legs if leg.role == "primary"), None),
+        )  # fmt: skip
 
     def _drawn(self, id: str, rate: float) -> bool:
         """Toss the audit coin; it depends on the id and the secret only, so not on any score."""

@@ -21,7 +21,8 @@ from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.errors import ArbitrageError, ConfigError, RequestError, StoreError
 from conformal_arbitrage.gateway.api import MonitorRoutes, RecordRoutes, ReviewRoutes, WebhookTests, schema
-from conformal_arbitrage.gateway.audits import Auditor, GradingFeed
+from conformal_arbitrage.gateway.audience import Caller, Views
+from conformal_arbitrage.gateway.audits import Auditor, GradingFeed, awaits_grades, would_tell
 from conformal_arbitrage.gateway.auth import Authenticator, admit_first_key, check_binding, is_loopback
 from conformal_arbitrage.gateway.decider import Decider, calls_limit, spending_limit
 from conformal_arbitrage.gateway.http import (
@@ -215,6 +216,11 @@ class Gateway:
         check_spending(config, models)
         self.policies = PolicyTable(config, store, pairs, secret)
         self.watcher = Watcher(store, self.policies, clock)
+        self.views = Views(
+            store,
+            lambda record: awaits_grades(record, config.policies.get(record.policy)),
+            lambda record: would_tell(record, config.policies.get(record.policy)),
+        )
         self.webhook_tests = WebhookTests(webhooks)
         self.background = Background(metrics.background_failures)
         self.authenticator = Authenticator(store)
@@ -224,7 +230,9 @@ class Gateway:
         self.access = AccessLog(metrics, log)
         # a lane for each scope: callers who wait keep out neither those they wait for nor operators
         self._limits = {scope: RequestLimits(config.gateway) for scope in get_args(Scope)}
-        self._deciding = DecisionRoutes(config.gateway, store, self.policies, Decider(self.secret), metrics, self.queue)
+        self._deciding = DecisionRoutes(
+            config.gateway, store, self.policies, Decider(self.secret, self.queue), metrics, self.queue
+        )
         self._checking: asyncio.Future[int] | None = None
         drain.at_end(self.queue.close)
         self.app = self._application()
@@ -281,9 +289,9 @@ class Gateway:
     def _routes(self) -> list[tuple[str, str, Scope, Handler]]:
         """Return the routes that need a key: method, path, scope and handler."""
         gateway, deciding = self.config.gateway, self._deciding
-        reviews = ReviewRoutes(self.store, self.queue, gateway)
-        records = RecordRoutes(self.store, self.policies, gateway)
-        monitors = MonitorRoutes(self.store, self.policies, self.watcher, gateway)
+        reviews = ReviewRoutes(self.store, self.views, self.queue, gateway)
+        records = RecordRoutes(self.views, self.policies, gateway)
+        monitors = MonitorRoutes(self.store, self.views, self.policies, self.watcher, gateway)
         return [
             ("POST", "/v1/decisions", "call", deciding.decisions),
             ("POST", "/v1/chat/completions", "call", deciding.completions),
@@ -293,14 +301,14 @@ class Gateway:
             ("GET", "/v1/arbitrage/records", "call", records.many),
             ("GET", "/v1/arbitrage/records/{id}", "call", records.one),
             ("POST", "/v1/arbitrage/records/{id}/feedback", "call", records.feedback),
-            ("GET", "/v1/arbitrage/policies/{name}", "review", records.policy),
-            ("GET", "/v1/arbitrage/policies/{name}/monitor", "review", monitors.monitor),
+            ("GET", "/v1/arbitrage/policies/{name}", "operate", records.policy),
+            ("GET", "/v1/arbitrage/policies/{name}/monitor", "operate", monitors.monitor),
             ("POST", "/v1/arbitrage/policies/{name}/lift", "admin", monitors.lift),
             ("PUT", "/v1/arbitrage/policies/{name}", "admin", records.install),
             ("POST", "/v1/arbitrage/policies/{name}/rollback", "admin", records.rollback),
             *reviews.routes(),
             ("POST", "/v1/arbitrage/webhooks/{name}/test", "admin", self.webhook_tests.test),
-            ("GET", "/metrics", "metrics", self._figures),
+            ("GET", "/metrics", "operate", self._figures),
         ]
 
     def _endpoint(self, path: str, scope: Scope, handler: Handler) -> RouteEndpoint:
@@ -323,7 +331,7 @@ class Gateway:
         config, store = self.config, self.store
         self.background.start(
             {
-                "audits": Auditor(store, self.policies, self.metrics, config.gateway.audit_deadline, self.queue).run,
+                "audits": Auditor(store, self.policies, self.metrics, config.gateway.audit_deadline).run,
                 "monitor": self.watcher.run,
                 "housekeeping": Housekeeper(store, config.gateway.retain_days).run,
                 "webhooks": WebhookSender(store, self.webhooks, self.metrics).run,
@@ -342,16 +350,14 @@ class Gateway:
 
     async def _list_models(self, request: Incoming) -> Response:
         """Answer GET /v1/models."""
-        bound = request.caller.policies
-        policies = [policy for policy in self.policies.all() if bound is None or policy.name in bound]
+        policies = self.policies.all(request.caller)
         names = [(policy, name) for policy in policies for name in (policy.name, *policy.settings.aliases)]
         return json_response({"object": "list", "data": [_model_object(policy, name) for policy, name in names]})
 
     async def _show_model(self, request: Incoming) -> Response:
         """Answer GET /v1/models/{id}, for a policy or an alias."""
         name = str(request.path_params["id"])
-        policy = self.policies.named(name)
-        request.caller.check_policy(policy.name)
+        policy = self.policies.named(name, request.caller)
         return json_response(_model_object(policy, name))
 
     async def _figures(self, request: Incoming) -> Response:
@@ -373,7 +379,7 @@ class Gateway:
                 self.metrics.review_backlogs(await self.store.run(stored_reviews.backlogs, self.queue.people()))
             if webhooks := [webhook.name for webhook in self.webhooks]:
                 self.metrics.webhook_backlog(webhooks, await self.store.run(outbox.delivery_backlog))
-        text = self.metrics.text(blind=request.caller.scope == "review")
+        text = self.metrics.text(request.caller)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _home(self, request: Request) -> Response:
@@ -398,16 +404,29 @@ class Gateway:
 
         The answer comes within a second, whatever the store does; a gateway that is about to stop is not ready.
 
-        A Guardian that is not called after repeated failures, a model that is not the pinned one, a newer version of a
-        policy that was made for other gateways, or a background job that failed is named under `problems`; the gateway
-        stays ready, since whatever needs none of them is served.
+        With a key of scope operate, the policies are named, and under `problems` a Guardian that is not called after
+        repeated failures, a model that is not the pinned one, a newer version of a policy that was made for other gateways,
+        or a background job that failed; the gateway stays ready, since whatever needs none of them is served.
         """
         self.drain.check()
         await self._check_store()
-        names = [policy.name for policy in self.policies.all()]
-        document: dict[str, object] = {"status": "ready", "policies": names}
-        problems = self._problems(names)
-        return json_response({**document, "problems": problems} if problems else document)
+        document: dict[str, object] = {"status": "ready"}
+        caller = await self._operator(request)
+        if caller is not None:
+            document["policies"] = [policy.name for policy in self.policies.all(caller)]
+            if problems := self._problems(caller):
+                document["problems"] = problems
+        return json_response(document)
+
+    async def _operator(self, request: Request) -> Caller | None:
+        """Return who asks with a key of scope operate; None for anybody else, who learns only whether it is ready."""
+        headers = request.headers
+        credentials = (headers.get("authorization", "").encode("latin-1"), headers.get("host", "").encode("latin-1"))
+        with suppress(RequestError):
+            await self.refresher.refresh()
+            peer = None if request.client is None else request.client.host
+            return await self.authenticator.caller(*credentials, "operate", peer)
+        return None
 
     async def _check_store(self) -> None:
         """Check that a decision could be recorded; all who ask at the same time share one check.
@@ -423,7 +442,8 @@ class Gateway:
             raise StoreError(f"the store has not answered for {_READY_SECONDS} s; check that it runs and is not locked")
         self._checking.result()
 
-    def _problems(self, names: Sequence[str]) -> list[dict[str, str]]:
+    def _problems(self, caller: Caller) -> list[dict[str, str]]:
+        names = [policy.name for policy in self.policies.all(caller)]
         resting = "it is not called for now, after repeated failures"
         newer = "version {} was made for other models or by a later release; what is in force here stays in force"
         return [
@@ -431,9 +451,14 @@ class Gateway:
             *(
                 {"policy": name, "role": role, "problem": text}
                 for (name, role), text in self.metrics.other_models.items()
+                if name in names
             ),
-            *({"policy": name, "problem": newer.format(number)} for name, number in self.policies.behind().items()),
-            *({"work": name, "problem": text} for name, text in self.background.failed.items()),
+            *(
+                {"policy": name, "problem": newer.format(number)}
+                for name, number in self.policies.behind().items()
+                if name in names
+            ),
+            *({"work": name, "problem": text} for name, text in self.background.failed.items() if not caller.policies),
         ]
 
 

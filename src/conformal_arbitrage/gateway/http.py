@@ -25,7 +25,8 @@ from conformal_arbitrage.errors import (
     RequestError,
     StoreError,
 )
-from conformal_arbitrage.gateway.auth import Authenticator, Caller
+from conformal_arbitrage.gateway.audience import Caller
+from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.store.keys import Scope

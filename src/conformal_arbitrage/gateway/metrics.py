@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.live.service import Age, LedgerWatch, ServedFigure, as_evidence
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
@@ -294,24 +295,22 @@ class Metrics:
             self.audits_waiting.labels(backlog.policy).set(backlog.waiting)
             self.oldest_audit.labels(backlog.policy).set(backlog.oldest)
 
-    def text(self, *, blind: bool = False) -> bytes:
-        """Return all metrics in Prometheus' text format.
-
-        Args:
-            blind: leave out how long callers have waited for people, and how many audits are pending.
-        """
-        return generate_latest(_Blind(self.registry) if blind else self.registry)
+    def text(self, caller: Caller) -> bytes:
+        """Return the metrics that a caller may see in Prometheus' text format."""
+        return generate_latest(self.registry if caller.policies is None else _Bound(self.registry, caller))
 
 
-class _Blind(Collector):
-    """A registry without what would tell reviewers why they are asked, or since when callers wait."""
+class _Bound(Collector):
+    """What a registry has of the policies that a caller's key is bound to: no figure that counts others as well."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, caller: Caller) -> None:
         self._registry = registry
+        self._caller = caller
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that reviewers may see."""
+        """Yield the metrics with the label of such a policy."""
         for metric in self._registry.collect():
-            if metric.name != "arbitrage_oldest_review_seconds":
-                metric.samples = [sample for sample in metric.samples if sample.labels.get("state") != "pending"]
+            policies = [(sample, sample.labels.get("policy")) for sample in metric.samples]
+            metric.samples = [sample for sample, policy in policies if policy is not None and self._caller.sees(policy)]
+            if metric.samples:
                 yield metric

@@ -23,6 +23,7 @@ from conformal_arbitrage.errors import (
     StaleCalibrationError,
     StoreError,
 )
+from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.review_queue import ReviewQueue, ReviewScorer
 from conformal_arbitrage.live.binding import check_group_source
 from conformal_arbitrage.live.build import Models, bind_menu, bind_text
@@ -445,13 +446,15 @@ class PolicyTable:
             )
         return bound if forfeited is None else replace(bound, forfeited=forfeited)
 
-    def named(self, model: str) -> LivePolicy:
+    def named(self, model: str, caller: Caller | None = None) -> LivePolicy:
         """Return the policy that a request's model names.
 
         Raises:
-            RequestError: there is none, or it is out of service.
+            RequestError: the caller's key is not good for it, there is none, or it is out of service.
         """
         name = self._aliases.get(model, "")
+        if caller is not None and caller.policies is not None:
+            caller.check_policy(name, model)
         live = self._live.get(name)
         if name in self._unusable:
             raise RequestError(
@@ -460,7 +463,7 @@ class PolicyTable:
                 status=503, code="policy_unusable", param="model",
             )  # fmt: skip
         if live is None:
-            known = ", ".join(self._live)
+            known = ", ".join(live.name for live in self.all(caller))
             raise RequestError(
                 f"there is no policy {model!r:.80}; there are {known}",
                 status=404,
@@ -483,13 +486,13 @@ class PolicyTable:
         settings = self._config.policies.get(name)
         return settings is not None and settings.callers_grade
 
-    def all(self) -> list[LivePolicy]:
-        """Return every policy in force."""
-        return list(self._live.values())
+    def all(self, caller: Caller | None = None) -> list[LivePolicy]:
+        """Return every policy in force that a caller's key is good for."""
+        return [live for name, live in self._live.items() if caller is None or caller.sees(name)]
 
-    def out_of_service(self) -> dict[str, ArbitrageError]:
-        """Return why policies are out of service, by name."""
-        return dict(self._unusable)
+    def out_of_service(self, caller: Caller | None = None) -> dict[str, ArbitrageError]:
+        """Return why policies that a caller's key is good for are out of service, by name."""
+        return {name: error for name, error in self._unusable.items() if caller is None or caller.sees(name)}
 
     async def install(self, name: str, certificate: JSONObject, *, by: str, dry_run: bool) -> PolicyVersion | None:
         """Install a certificate after checking it against the models; return None after a dry run."""

@@ -21,7 +21,7 @@ from conformal_arbitrage.errors import (
     RequestError,
     StoreError,
 )
-from conformal_arbitrage.gateway.auth import Caller
+from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.chat import (
     EVENT_STREAM,
     ChatShape,
@@ -660,10 +660,7 @@ class DecisionRoutes:
 
     def _policy_of(self, caller: Caller, model: str) -> LivePolicy:
         """Return the policy that a request names, once its caller is known to be allowed to use it."""
-        policy = self._policies.named(model)
-        if caller.policies is not None:
-            caller.check_policy(policy.name)
-        return policy
+        return self._policies.named(model, caller)
 
 
 def is_continuable(record: DecisionRecord, policy: LivePolicy) -> bool:

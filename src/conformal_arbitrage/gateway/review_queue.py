@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 
 from msgspec.structs import replace
 
 from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.errors import ArbitrageError, DeadlineError, RequestError, StoreError, UpstreamError
-from conformal_arbitrage.gateway.auth import ANONYMOUS, Caller
+from conformal_arbitrage.gateway.audience import Caller
+from conformal_arbitrage.gateway.auth import ANONYMOUS
 from conformal_arbitrage.live.config import TeamConfig
 from conformal_arbitrage.live.reviewers import ReviewTerms
 from conformal_arbitrage.models.port import Identity, Scores, fingerprint
@@ -367,12 +367,8 @@ class ReviewQueue:
         """
         if caller.id == ANONYMOUS:
             return Reviewer(ANONYMOUS, tuple(self.teams), tuple(self.teams))
-        if caller.policies is not None:
-            raise RequestError(
-                f"this key is bound to {', '.join(caller.policies)}; to review, use one that is not", status=403,
-                code="insufficient_scope",
-            )  # fmt: skip
-        name = caller.label or caller.id
+        caller.check_unbound("reviewing")
+        name = caller.name
         member = tuple(team_name for team_name, team in self.teams.items() if name in team.members)
         lead = tuple(team_name for team_name, team in self.teams.items() if name in team.leads)
         if not member and not lead:
@@ -659,9 +655,15 @@ class TeamFigures:
     reviewers: tuple[ReviewerFigures, ...]
 
 
-async def team_figures(store: Store, queue: ReviewQueue, *, blind: bool) -> list[TeamFigures]:
-    """Return the figures of every team; `blind` leaves out whether callers wait, which would tell audits from the rest."""
-    backlogs = await store.run(reviews.backlogs, queue.people())
+async def team_figures(store: Store, queue: ReviewQueue, caller: Caller) -> list[TeamFigures]:
+    """Return the figures of every team.
+
+    Reviewers see their own teams, nothing of colleagues, and not whether callers wait: that would tell audits from the rest.
+    """
+    caller.check_unbound("what a team does")
+    people, blind = queue.people(), not caller.opens("admin")
+    visible = {team: names for team, names in people.items() if not blind or caller.name in names}
+    backlogs = await store.run(reviews.backlogs, visible)
     if blind:
         backlogs = [replace(backlog, oldest=None, untaken=False) for backlog in backlogs]
     cast, pairs = await store.run(reviews.cast_votes), await store.run(reviews.second_opinions)
@@ -670,9 +672,10 @@ async def team_figures(store: Store, queue: ReviewQueue, *, blind: bool) -> list
         votes = [vote for vote in cast if vote.team == backlog.team]
         opinions = [opinion for team, opinion in pairs if team == backlog.team]
         alike = agreement_by_person(opinions)
-        people = [
+        shown = [
             _person(name, [vote for vote in votes if vote.reviewer == name], alike.get(name))
             for name in sorted({vote.reviewer for vote in votes})
+            if not blind or name == caller.name
         ]
         everyone = _person("", votes, None)
         figures.append(
@@ -685,15 +688,10 @@ async def team_figures(store: Store, queue: ReviewQueue, *, blind: bool) -> list
                 p90=everyone.p90,
                 agreement=agreement([opinion for opinion in opinions if opinion.menu != GRADES]),
                 grade_agreement=grade_agreement([opinion for opinion in opinions if opinion.menu == GRADES]),
-                reviewers=tuple(people),
+                reviewers=tuple(shown),
             )
         )
     return figures
-
-
-def own_figures(team: TeamFigures, name: str) -> TeamFigures:
-    """Return the figures of a team without those of a person's colleagues."""
-    return replace_fields(team, reviewers=tuple(figures for figures in team.reviewers if figures.reviewer == name))
 
 
 def _person(name: str, cast: Sequence[CastVote], alike: tuple[int, float] | None) -> ReviewerFigures:

@@ -31,8 +31,16 @@ from conformal_arbitrage.store.record import (
     id_at,
     with_outcome,
 )
-from conformal_arbitrage.store.reviews import ReviewWork, do_review_work
-from conformal_arbitrage.store.session import CHUNK, Session, Store, operation, placeholders, prepared
+from conformal_arbitrage.store.reviews import ReviewWork, do_review_work, put_items
+from conformal_arbitrage.store.session import (
+    CHUNK,
+    Session,
+    Store,
+    operation,
+    placeholders,
+    prepared,
+    viewed,
+)
 from conformal_arbitrage.types import Role
 
 _log = logging.getLogger("conformal_arbitrage.store")
@@ -72,7 +80,9 @@ def commit(
     if (response is not None or begun) and claim is None:
         raise OptionError("response= and begun= belong to a claim; pass claim= too")
     texts = [(event, encode(event.body, event.id)) for event in events]
-    questions = [(audit, encode(audit.question, audit.id) if audit.ask else None) for audit in audits]
+    questions = [
+        (audit, encode(audit.question, audit.id) if audit.ask and not audit.items else None) for audit in audits
+    ]
     return Commit(texts, claim, response, questions, begun or {}, undelivered or {}, news, reviews)
 
 
@@ -113,6 +123,9 @@ class Commit(Struct, frozen=True):
         keep_undelivered(session, self.undelivered)
         if self.reviews is not None:
             do_review_work(session, self.reviews, self.claim)
+        for audit, _ in self.audits:
+            if audit.ask:
+                put_items(session, audit.items)
 
 
 MOST_FEEDBACK = 50
@@ -121,7 +134,7 @@ FEEDBACK_BYTES = 2**16
 """How much stored text that may come to, so that every record can be shown whole."""
 
 
-@operation("write")
+@viewed("write")
 def add_feedback(session: Session, event: Event) -> tuple[int, int] | None:
     """Append feedback that a key sent, unless this decision would have too much of it.
 
@@ -129,7 +142,12 @@ def add_feedback(session: Session, event: Event) -> tuple[int, int] | None:
 
     Returns:
         How often the key said something before and with how many bytes, if there is no room; None once it is appended.
+
+    Raises:
+        StoreError: the view does not reach the decision.
     """
+    if pages.subject(session, event.id) is None:
+        raise StoreError(f"decision {event.id} is out of reach, or was pruned; nothing was recorded")
     text = encode(event.body, event.id)
     rows = session.rows(
         "select body, at from events where id = ? and kind = 'feedback' and kind <> 'decision' and body is not null",
@@ -358,15 +376,15 @@ def _add_tallies(session: Session, sums: dict[_Place, list[float]]) -> None:
         )
 
 
-@operation("scan")
+@viewed("scan")
 def tallies(session: Session, *, since: float) -> list[PolicyTally]:
-    """Return the counts of every version of every policy, from the hour of a time on."""
+    """Return the counts of every version of every policy that the view reaches, from the hour of a time on."""
     sums = ", ".join(f"sum({name})" for name in _COUNTS)
     rows = session.rows(
         f"select policy, version, {sums} from tallies where hour >= ? group by policy, version order by policy, version",
         int(since // _HOUR),
     )
-    return [_tally(row) for row in rows]
+    return [_tally(row) for row in rows if session.view.reaches([row[0]])]
 
 
 @operation("read")

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, StoreError
 from conformal_arbitrage.store.integrity import KEY, SIGN_IN, enrol, is_intact_key, read_roster
 from conformal_arbitrage.store.record import decode_names
-from conformal_arbitrage.store.session import CHANGED, Job, Session, operation, prepared
+from conformal_arbitrage.store.session import CHANGED, Job, Session, operation, viewed, viewed_job
 
-Scope = Literal["call", "review", "admin", "metrics"]
+Scope = Literal["call", "review", "operate", "admin"]
 
 
 class KeyInfo(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ _KEYS = f"select {KEY}, seal from keys "
 _log = logging.getLogger("conformal_arbitrage.store")
 
 
-@prepared("write")
+@viewed_job("write")
 def create(
     *,
     id: str,
@@ -76,6 +76,11 @@ def create(
     names = None if policies is None else msgspec.json.encode(list(policies)).decode()
 
     def insert(session: Session) -> None:
+        if not session.view.reaches(policies):
+            reach = ", ".join(sorted(session.view.policies or ()))
+            raise StoreError(
+                f"a key for {names or 'all policies'} would reach beyond {reach}; name policies among these"
+            )
         ends = None if expires is None else float(expires)
         row = (id, sha256, scope, label, session.now(), None, ends, names)
         seal = session.seals.sign("key", *row)
@@ -109,10 +114,11 @@ def exist(session: Session) -> bool:
     return bool(session.rows("select 1 from keys limit 1")) or (roster is not None and bool(roster.keys))
 
 
-@operation("read")
+@viewed("read")
 def list_all(session: Session) -> list[KeyInfo]:
-    """Return all keys, oldest first."""
-    return _keys(session, session.rows(_KEYS + "order by created, id"))
+    """Return all keys that reach nothing beyond the view, oldest first."""
+    keys = _keys(session, session.rows(_KEYS + "order by created, id"))
+    return [key for key in keys if session.view.reaches(key.policies)]
 
 
 def _keys(session: Session, rows: Sequence[Sequence[Any]]) -> list[KeyInfo]:
@@ -134,21 +140,22 @@ def _key(row: Sequence[Any], *, intact: bool) -> KeyInfo:
     )
 
 
-@operation("write")
+@viewed("write")
 def revoke(session: Session, id: str) -> bool:
-    """Mark a key as revoked, keeping the time of the first revocation; return whether there is such a key."""
+    """Mark a key as revoked, keeping the time of the first revocation; return whether there is such a key in the view."""
     session.run("update changes set count = count")  # as for the roster
-    rows = session.rows(_KEYS + "where id = ?", id)
+    if id not in {key.id for key in list_all(session)}:
+        return False
+    [row] = session.rows(_KEYS + "where id = ?", id)
     roster, _ = read_roster(session)
-    for row in rows:
-        revoked = session.now() if row[5] is None else row[5]
-        seal = row[-1]
-        if is_intact_key(session, row, roster):  # revoking must not vouch for what someone changed
-            seal = session.seals.sign("key", *row[:5], revoked, *row[6:-1])
-            enrol(session, keys={id: seal or ""})
-        session.run("update keys set revoked = ?, seal = ? where id = ?", revoked, seal, id)
+    revoked = session.now() if row[5] is None else row[5]
+    seal = row[-1]
+    if is_intact_key(session, row, roster):  # revoking must not vouch for what someone changed
+        seal = session.seals.sign("key", *row[:5], revoked, *row[6:-1])
+        enrol(session, keys={id: seal or ""})
+    session.run("update keys set revoked = ?, seal = ? where id = ?", revoked, seal, id)
     session.run(CHANGED)
-    return len(rows) == 1
+    return True
 
 
 # --- Sign-ins ---

@@ -7,15 +7,18 @@ or when the lease of whoever holds it ends. The database's clock decides, so tha
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.ledger import NewRow, write_row
 from conformal_arbitrage.store.record import AuditQuestion, decode_question, encode_json, new_id
-from conformal_arbitrage.store.session import CHUNK, Session, operation
+from conformal_arbitrage.store.session import CHUNK, Session, operation, viewed
 from conformal_arbitrage.types import DAY
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.store.reviews import NewReview
 
 # --- Audits ---
 
@@ -29,6 +32,7 @@ class Audit(Struct, frozen=True, kw_only=True):
         identities_sha256: fingerprint of the identities of the policy's models; only a gateway that has the same ones
             should ask.
         row: the row of the ledger to write with the decision, if it has one.
+        items: for people, what goes into their queue instead; at once, since when it came would tell it from a question.
         attempts: how often it was postponed.
         age: seconds since it was queued; set by the store.
     """
@@ -39,6 +43,7 @@ class Audit(Struct, frozen=True, kw_only=True):
     ask: bool = True
     identities_sha256: str = ""
     row: NewRow | None = None
+    items: "Sequence[NewReview]" = ()
     attempts: int = 0
     age: float = 0.0
 
@@ -141,12 +146,16 @@ def postpone_audit(session: Session, id: str, *, seconds: float) -> None:
     )
 
 
-@operation("scan")
+@viewed("scan")
 def audit_backlog(session: Session) -> list[AuditBacklog]:
-    """Return how many audits of each policy wait, and how long the oldest has."""
+    """Return how many audits of each policy that the view reaches wait, and how long the oldest has."""
     rows = session.rows("select policy, count(*), min(queued) from audits group by policy order by policy")
     now = session.now()
-    return [AuditBacklog(policy=name, waiting=count, oldest=max(0.0, now - queued)) for name, count, queued in rows]
+    return [
+        AuditBacklog(policy=name, waiting=count, oldest=max(0.0, now - queued))
+        for name, count, queued in rows
+        if session.view.reaches([name])
+    ]
 
 
 # --- Deliveries: messages to webhooks, queued in the transaction of the event that they announce ---

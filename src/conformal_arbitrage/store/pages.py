@@ -28,7 +28,7 @@ from conformal_arbitrage.store.record import (
     time_of,
     with_outcome,
 )
-from conformal_arbitrage.store.session import Session, operation, placeholders
+from conformal_arbitrage.store.session import Session, SingleQuery, placeholders, prepared, viewed
 
 REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
 """The completions by which a safe action replaced the Guardian's; a partial index holds them."""
@@ -62,15 +62,44 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
     before: str | None = None
 
 
-@operation("read")
+@viewed("read")
 def record(session: Session, id: str) -> DecisionRecord | None:
-    """Return a decision and everything recorded about it."""
+    """Return a decision and everything recorded about it, if the view reaches it."""
+    loaded = subject(session, id)
+    return None if loaded is None or (session.view.blind and yet_to_judge(session, [loaded])) else loaded
+
+
+@viewed("read")
+def subject(session: Session, id: str) -> DecisionRecord | None:
+    """Return the decision that feedback is about, judged or not; it is not for showing."""
     if "\0" in id:
         return None  # PostgreSQL has no such text
-    return next((record for record, _ in _load(session, [id])), None)
+    return next((record for record, _ in _load(session, [id], settled=False)), None)
 
 
-@operation("scan")
+@prepared("read")
+def under_review(decisions: Sequence[str]) -> SingleQuery[frozenset[str]]:
+    """Return those of some decisions that are in the queue, or were and whose caller may come back."""
+    return SingleQuery(
+        f"select decision from reviews where decision in ({placeholders(decisions)}) and "
+        "(state = 'open' or (state = 'withdrawn' and purpose = 'decide'))",
+        tuple(decisions),
+        lambda rows: frozenset(decision for (decision,) in rows),
+    )
+
+
+@viewed("read")
+def yet_to_judge(session: Session, records: Sequence[DecisionRecord]) -> frozenset[str]:
+    """Return the ids of those decisions that people have yet to judge, or may be asked about again."""
+    view = session.view
+    if view.awaits is None:
+        return frozenset()
+    return under_review(session, [record.id for record in records]).union(
+        record.id for record in records if view.awaits(record)
+    )
+
+
+@viewed("scan")
 def records(
     session: Session,
     *,
@@ -86,7 +115,8 @@ def records(
 
     `since` is included, `until` is not. A page of large records is shorter than `limit`; only the end is empty.
     """
-    wanted = RecordFilter(policy=policy, key_id=key_id, decided_by=decided_by, since=since, until=until, before=before)
+    mine = session.view.key_id or key_id
+    wanted = RecordFilter(policy=policy, key_id=mine, decided_by=decided_by, since=since, until=until, before=before)
     return _page(session, wanted, limit)
 
 
@@ -96,13 +126,14 @@ def _page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRe
     ranges = list(_ranges(session, wanted))
     end = None if wanted.before is None else _end(session, wanted.before)
     count, size = _FIRST, 0
+    settled = session.view.blind or wanted.decided_by is not None
     while len(page) < limit and (size < PAGE_BYTES or not page):
         places = _places(session, wanted, ranges, end, min(limit - len(page), _MOST_PLACES))
         if not places:
             break
         while places and size < PAGE_BYTES:
             batch, places = places[:count], places[count:]
-            for record, length in _load(session, [id for _, id in batch]):
+            for record, length in _load(session, [id for _, id in batch], settled=settled):
                 if wanted.decided_by in (None, record.decided_by):
                     page.append(record)
                     size += length
@@ -123,16 +154,19 @@ def _end(session: Session, before: str) -> _Place:
 
 def _ranges(session: Session, wanted: RecordFilter) -> Iterator[Mapping[str, str]]:
     """Yield the ranges of an index in which all wanted decisions are, by the values of its first columns."""
-    columns = {"policy": wanted.policy, "decided_by": wanted.decided_by}
+    named = None if wanted.policy is None else [wanted.policy]
+    reached = session.view.policies
+    policies = named if reached is None else sorted(reached.intersection(named or reached))
+    columns = {"policy": policies, "decided_by": None if wanted.decided_by is None else [wanted.decided_by]}
     if wanted.key_id is not None:
-        columns = {"key_id": wanted.key_id, **columns}
+        columns = {"key_id": [wanted.key_id], **columns}
     ranges: list[dict[str, str]] = [{}]
     if any(value is not None for value in columns.values()):
-        for column, value in columns.items():
+        for column, values in columns.items():
             ranges = [
                 {**fixed, column: each}
                 for fixed in ranges
-                for each in (_values(session, column, fixed) if value is None else [value])
+                for each in (_values(session, column, fixed) if values is None else values)
             ]
     yield from ranges
 
@@ -199,8 +233,12 @@ def _replaced(session: Session, wanted: RecordFilter, end: _Place | None, count:
     return {(at, id) for at, id in rows}
 
 
-def _load(session: Session, ids: Sequence[str]) -> Iterator[tuple[DecisionRecord, int]]:
-    """Yield the records of decisions, newest first, each with the length of its text."""
+def _load(session: Session, ids: Sequence[str], *, settled: bool) -> Iterator[tuple[DecisionRecord, int]]:
+    """Yield the records that the view reaches of decisions, newest first, each with the length of its text.
+
+    With `settled`, those that people have yet to judge are left out, unless nothing is withheld from this view.
+    """
+    view = session.view
     rows = session.rows(
         "select d.id, d.at, d.policy, d.key_id, d.decided_by, d.body, e.kind, e.at, e.body from events d "
         "left join events e on e.id = d.id and e.kind <> 'decision' "
@@ -208,9 +246,13 @@ def _load(session: Session, ids: Sequence[str]) -> Iterator[tuple[DecisionRecord
         "order by d.at desc, d.id desc, e.at, e.writer, e.seq",
         *ids,
     )
+    loaded: list[tuple[DecisionRecord, int]] = []
     for decision, group in groupby(rows, lambda row: row[:6]):
         later = [row[6:] for row in group if row[6] is not None]
-        yield _decision(decision, later), len(decision[5]) + sum(len(row[2]) for row in later)
+        if view.reaches([decision[2]]) and view.key_id in (None, decision[3]):
+            loaded.append((_decision(decision, later), len(decision[5]) + sum(len(row[2]) for row in later)))
+    withheld = yet_to_judge(session, [record for record, _ in loaded]) if settled else frozenset[str]()
+    yield from ((record, length) for record, length in loaded if record.id not in withheld)
 
 
 def _decision(row: Sequence[Any], later: Iterable[Sequence[Any]]) -> DecisionRecord:
@@ -265,7 +307,7 @@ _LOOKS = (200, 400, 800)
 _Range = tuple[str, tuple[Any, ...]]
 
 
-@operation("scan")
+@viewed("scan")
 def marked_decisions(
     session: Session,
     mark: Mark,
@@ -280,8 +322,10 @@ def marked_decisions(
     """Return marked decisions, those asked last first; times are when they were asked. Pruned ones are left out.
 
     Decisions without a guarantee, and those that a fallback answered, are found once `fold_tallies` has counted them,
-    audited ones at once.
+    audited ones at once. A blind view has no marks: even where a search stopped would tell.
     """
+    if session.view.blind:
+        return MarkedDecisions(records=(), end=None)
     wanted = RecordFilter(policy=policy, decided_by=decided_by, since=since, until=until, before=before)
     ranges, low = _marked_ranges(session, mark, wanted.policy), "" if wanted.since is None else id_at(wanted.since)
     who = None if mark == wanted.decided_by else wanted.decided_by
@@ -291,7 +335,7 @@ def marked_decisions(
         ids = _ids(session, ranges, low, high, size)
         fitting = _decided(session, ids, who)
         chosen = fitting[: limit - len(records)]
-        loaded = [record for record, _ in _load(session, chosen)] if chosen else []
+        loaded = [record for record, _ in _load(session, chosen, settled=True)] if chosen else []
         loaded.sort(key=lambda record: record.id, reverse=True)
         records += [record for record in loaded if who in (None, record.decided_by)]
         if len(chosen) == len(fitting) and len(ids) < size:
@@ -338,13 +382,16 @@ def _decided(session: Session, ids: Sequence[str], who: str | None) -> Sequence[
 
 def _marked_ranges(session: Session, mark: Mark, policy: str | None) -> list[_Range]:
     """Return the tables to search, each with conditions that an index answers."""
+    reached = session.view.policies
+    policies = None if policy is None else [policy]
+    if reached is not None:
+        policies = sorted(reached.intersection(policies or reached))
     if mark != "audited":
         listed = "unguaranteed where policy = ? and" + (" fallback = 1 and" if mark == "fallback" else "")
-        if policy is not None:
-            return [(listed, (policy,))]
-        names = session.rows("select distinct policy from tallies")
-        return [(listed, (name,)) for (name,) in names]
-    if policy is None:
+        if policies is None:
+            policies = [name for (name,) in session.rows("select distinct policy from tallies")]
+        return [(listed, (name,)) for name in policies]
+    if policies is None:
         return [("ledger where", ())]
-    numbers = session.rows("select number from ledgers where policy = ?", policy)
+    numbers = session.rows(f"select number from ledgers where policy in ({placeholders(policies)})", *policies)
     return [("ledger where ledger = ? and", (number,)) for (number,) in numbers]

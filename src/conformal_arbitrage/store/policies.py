@@ -26,7 +26,7 @@ from conformal_arbitrage.store.record import (
     encode,
     encode_json,
 )
-from conformal_arbitrage.store.session import CHANGED, Session, operation
+from conformal_arbitrage.store.session import CHANGED, Session, operation, viewed
 from conformal_arbitrage.types import as_object
 
 
@@ -110,9 +110,11 @@ def active(session: Session) -> list[PolicyVersion]:
     return _versions(session, session.rows(_VERSIONS + newest))
 
 
-@operation("scan")
+@viewed("scan")
 def history(session: Session, name: str) -> list[PolicyVersion]:
-    """Return all versions of a policy, newest first."""
+    """Return all versions of a policy that the view reaches, newest first."""
+    if not session.view.reaches([name]):
+        return []
     return _versions(session, session.rows(_VERSIONS + "where p.name = ? order by p.version desc", name))
 
 
@@ -323,7 +325,7 @@ def _models_of(version: PolicyVersion) -> object:
     return as_object(version.certificate.get("provenance")).get("identities")
 
 
-@operation("write")
+@viewed("write")
 def lift(session: Session, policy: str, *, reason: str, by: str, version: int | None = None) -> LiftBody | None:
     """Lift the alarm that stands on a version, the newest unless given, as an event of the chain; None if none does."""
     versions = _locked_history(session, policy)

@@ -395,21 +395,25 @@ class TextQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
 AuditQuestion = MenuQuestion | TextQuestion
 
 
-def document(struct: Struct, *, without: Mapping[type[Struct], frozenset[str]] | None = None) -> dict[str, object]:
-    """Return a struct as plain values, with all of its fields and those of the structs in it.
+Fields = Mapping[type[Struct], Collection[str]]
+"""Names of fields, by the struct that has them."""
+
+
+def document(struct: Struct, *, shown: Fields | None = None) -> dict[str, object]:
+    """Return a struct as plain values, with its fields and those of the structs in it.
 
     Args:
         struct: a record, or a part of one.
-        without: names of fields to leave out, by the struct that has them.
+        shown: the fields to show, in every struct; None for all.
     """
-    hidden: frozenset[str] = frozenset() if without is None else without.get(type(struct), frozenset())
-    return {name: _plain_value(value, without) for name, value in asdict(struct).items() if name not in hidden}
+    names = struct.__struct_fields__ if shown is None else shown.get(type(struct), ())
+    return {name: _plain_value(value, shown) for name, value in asdict(struct).items() if name in names}
 
 
-def _plain_value(value: Any, without: Mapping[type[Struct], frozenset[str]] | None) -> object:
+def _plain_value(value: Any, shown: Fields | None) -> object:
     if isinstance(value, Struct):
-        return document(value, without=without)
-    return [_plain_value(item, without) for item in value] if value.__class__ is tuple else value
+        return document(value, shown=shown)
+    return [_plain_value(item, shown) for item in value] if value.__class__ is tuple else value
 
 
 ERASED = "erased"

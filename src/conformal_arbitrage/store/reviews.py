@@ -40,7 +40,7 @@ from conformal_arbitrage.store.record import (
     is_plain,
     new_id,
 )
-from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
+from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared, viewed
 from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.store")
@@ -313,14 +313,6 @@ def put_request(session: Session, request: ReviewRequest, deadline: float) -> st
     )
     [(id,)] = session.rows("select id from review_requests where key_id = ? and name = ?", request.key_id, request.name)
     return str(id)
-
-
-@operation("write")
-def put(session: Session, items: Sequence[NewReview]) -> None:
-    """Put audits into the queue, in place of what waits among the audits under the same id."""
-    put_items(session, items)
-    for item in items:
-        session.run("delete from audits where id = ?", item.decision)
 
 
 @operation("write")
@@ -642,9 +634,11 @@ def note_presence(session: Session, reviewer: str) -> None:
     )
 
 
-@operation("write")
+@viewed("write")
 def note_reader(session: Session, decision: str, reviewer: str) -> None:
     """Note that somebody read the record of a decision under review; an item of it that they hold goes back."""
+    if session.view.policies is not None and pages.record(session, decision) is None:
+        return
     now = session.now()
     rows = session.rows(
         "select c.token, c.item from review_claims c join reviews r on r.id = c.item "
@@ -661,16 +655,6 @@ def note_reader(session: Session, decision: str, reviewer: str) -> None:
     session.run(  # perhaps nobody is left who could tell
         "update reviews set ready = ? where decision = ? and state = 'open' and (ready is null or ready > ?)",
         *(now, decision, now),
-    )
-
-
-@prepared("read")
-def under_review(decisions: Collection[str]) -> SingleQuery[frozenset[str]]:
-    """Return those of some decisions that people have yet to judge."""
-    return SingleQuery(
-        f"select decision from reviews where state = 'open' and decision in ({placeholders(decisions)})",
-        tuple(decisions),
-        lambda rows: frozenset(decision for (decision,) in rows),
     )
 
 
@@ -987,15 +971,18 @@ def withdraw_request(session: Session, key_id: str, name: str) -> None:
     session.run("update review_requests set body = null where key_id = ? and name = ?", key_id, name)
 
 
-@operation("read")
+@viewed("read")
 def request_of(session: Session, decision: str) -> tuple[ReviewRequest, ReviewOutcome] | None:
-    """Return the request that a decision belongs to, complete or not, and how far that decision has come."""
+    """Return the request in view that a decision belongs to, complete or not, and how far that decision has come."""
+    view = session.view
     rows = session.rows(
         "select q.key_id, q.name, q.policy, q.route, q.body from review_requests q join begun b "
         "on b.key_id = q.key_id and b.name = q.name where b.id = ?",
         decision,
     )
     for key_id, name, policy, route, body in rows:
+        if not view.reaches([policy]) or view.key_id not in (None, key_id):
+            return None
         request = ReviewRequest(key_id=key_id, name=name, policy=policy, route=route, body=bytes(body or b""))
         return request, outcomes(session, [decision]).get(decision, ReviewOutcome(state="expired"))
     return None

@@ -5,6 +5,7 @@ are written once, with `?` for a value and `{integer}` for a column type. Leases
 gateways whose clocks disagree can share one.
 """
 
+import copy
 import hashlib
 import hmac
 import secrets
@@ -21,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from conformal_arbitrage.errors import DamagedError, StoreError
-from conformal_arbitrage.store.record import Event
+from conformal_arbitrage.store.record import DecisionRecord, Event
 
 if TYPE_CHECKING:
     from conformal_arbitrage.store.outbox import Subscriptions
@@ -237,12 +238,36 @@ def _signature(key: bytes, kind: str, values: Sequence[object]) -> str:
 # --- Sessions ---
 
 
+class View(Struct, frozen=True, kw_only=True):
+    """What a session reaches of the store.
+
+    Attributes:
+        policies: whose rows; None for all.
+        key_id: whose decisions, as a caller; None for all.
+        awaits: tells whether people have yet to judge a decision, beyond what is in the queue; None if nothing is withheld.
+        blind: leaves out every decision that people have yet to judge, or may be asked about again.
+    """
+
+    policies: frozenset[str] | None = None
+    key_id: str | None = None
+    awaits: "Callable[[DecisionRecord], bool] | None" = None
+    blind: bool = False
+
+    def reaches(self, policies: Collection[str] | None) -> bool:
+        """Return whether it reaches all of what is about these policies; None is about all policies."""
+        return self.policies is None or (policies is not None and self.policies.issuperset(policies))
+
+
+EVERYTHING = View()
+
+
 class Session:
     """A connection, its dialect, the keys that sign what is stored and, if it writes, its chain of events.
 
     Attributes:
         webhooks: whom to tell of what; messages are queued in the transaction of the event that they announce.
         began: the database's time at the start of the transaction, where starting one tells it.
+        view: what an operation may reach for whoever asks.
     """
 
     def __init__(
@@ -253,7 +278,14 @@ class Session:
         self.webhooks: Subscriptions = webhooks or {}
         self.chain = Chain()
         self.began: float | None = None
+        self.view = EVERYTHING
         self._connection = connection
+
+    def within(self, view: View) -> "Session":
+        """Return this session with a view; both write the same chain."""
+        limited = copy.copy(self)
+        limited.view = view
+        return limited
 
     def start_chain(self) -> None:
         """Begin to write a chain of its own."""
@@ -344,9 +376,32 @@ def operation(mode: JobMode) -> Callable[[Callable[Concatenate[Session, _P], _T]
     return decorate
 
 
+class ViewedOperation(Operation[_P, _T]):
+    """An operation that reaches no more than the view of its session; `StoreView` runs no others."""
+
+    def within(self, view: View, *args: _P.args, **kwargs: _P.kwargs) -> Job[_T]:
+        """Return the body of a transaction whose session has a view."""
+        job = self.job(*args, **kwargs)
+        return lambda session: job(session.within(view))
+
+
+def viewed(mode: JobMode) -> Callable[[Callable[Concatenate[Session, _P], _T]], ViewedOperation[_P, _T]]:
+    """Make an operation of a function that heeds `session.view`."""
+
+    def decorate(function: Callable[Concatenate[Session, _P], _T]) -> ViewedOperation[_P, _T]:
+        return ViewedOperation(mode, operation(mode)(function).job)
+
+    return decorate
+
+
 def prepared(mode: JobMode) -> Callable[[Callable[_P, Job[_T]]], Operation[_P, _T]]:
     """Make an operation of a function that returns the body of a transaction, and itself runs before it begins."""
     return lambda function: Operation(mode, function)
+
+
+def viewed_job(mode: JobMode) -> Callable[[Callable[_P, Job[_T]]], ViewedOperation[_P, _T]]:
+    """Make an operation of a function that runs before its transaction, and returns a body that heeds `session.view`."""
+    return lambda function: ViewedOperation(mode, function)
 
 
 class SingleQuery(Struct, Generic[_T], frozen=True):
@@ -460,3 +515,24 @@ class Store(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Finish pending operations and release the connections."""
+
+
+class StoreView:
+    """A store as somebody reaches it: every operation runs in a session that has their view.
+
+    Args:
+        store: the whole of it.
+        view: what is reached.
+    """
+
+    def __init__(self, store: Store, view: View) -> None:
+        self._store = store
+        self._view = view
+
+    async def run(self, operation: ViewedOperation[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run an operation in a transaction of its own.
+
+        Raises:
+            StoreError: it failed, and nothing was written.
+        """
+        return await self._store.execute(operation.mode, operation.within(self._view, *args, **kwargs))

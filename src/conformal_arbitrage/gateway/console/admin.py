@@ -11,8 +11,9 @@ from starlette.responses import Response
 from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.errors import RequestError, StoreError
 from conformal_arbitrage.gateway.api import WebhookTests
+from conformal_arbitrage.gateway.audience import Views
 from conformal_arbitrage.gateway.auth import new_key
-from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, redirect
+from conformal_arbitrage.gateway.console.render import Pages, Visit, redirect
 from conformal_arbitrage.gateway.jobs import Background
 from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import Config
@@ -23,7 +24,6 @@ from conformal_arbitrage.store import outbox, reviews
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.outbox import DeliveryBacklog
 from conformal_arbitrage.store.record import new_id
-from conformal_arbitrage.store.reviews import TeamBacklog
 from conformal_arbitrage.store.schema import MIGRATIONS
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
@@ -34,9 +34,9 @@ from conformal_arbitrage.types import DAY
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _SCOPES: dict[Scope, str] = {
     "call": "ask for decisions, and see its own records",
-    "review": "review, and see all records",
-    "admin": "change policies and keys",
-    "metrics": "read /metrics only",
+    "review": "review, and see the records that people have judged or need not",
+    "operate": "see figures, and no record",
+    "admin": "see everything, and change policies and keys",
 }
 _LONGEST_LABEL = 200
 
@@ -44,9 +44,9 @@ _LONGEST_LABEL = 200
 class KeysPage:
     """The routes under /console/keys."""
 
-    def __init__(self, pages: Pages, store: Store, config: Config) -> None:
+    def __init__(self, pages: Pages, views: Views, config: Config) -> None:
         self._pages = pages
-        self._store = store
+        self._views = views
         self._config = config
 
     async def keys(self, visit: Visit) -> Response:
@@ -63,6 +63,9 @@ class KeysPage:
                 status=422,
             )
         policy = visit.form.get("policy", "")
+        caller = visit.who.caller
+        if policy or caller.policies is not None:
+            caller.check_policy(policy)
         if policy and policy not in self._config.policies:
             raise RequestError(f"There is no policy {policy:.80}.", status=422)
         first = visit.who.keyless
@@ -73,7 +76,7 @@ class KeysPage:
             )
         key, sha256 = new_key()
         id = new_id()
-        await self._store.run(
+        await self._views.of(caller).run(
             stored_keys.create,
             id=id,
             sha256=sha256,
@@ -92,16 +95,18 @@ class KeysPage:
         id = visit.form.get("id", "")[:200]
         if id == visit.who.key_id:
             raise RequestError("You are signed in with this key; sign in with another one to revoke it.", status=409)
-        if not await self._store.run(stored_keys.revoke, id):
+        if not await self._views.of(visit.who.caller).run(stored_keys.revoke, id):
             raise RequestError("There is no such key.", status=404)
         _log.info("key %s was revoked by %s", id, visit.who.key_id)
         return redirect("/console/keys")
 
     async def _page(self, visit: Visit, made: str | None = None) -> Response:
-        keys = list(reversed(await self._store.run(stored_keys.list_all)))
+        caller = visit.who.caller
+        keys = list(reversed(await self._views.of(caller).run(stored_keys.list_all)))
         return self._pages.page(
             "keys.html", visit, keys=[(key, self._teams(key.label)) for key in keys], made=made, scopes=_SCOPES,
-            names=list(self._config.policies), now=time.time(),
+            names=[name for name in self._config.policies if caller.sees(name)], bound=caller.policies is not None,
+            now=time.time(),
         )  # fmt: skip
 
     def _teams(self, label: str) -> list[str]:
@@ -159,10 +164,12 @@ class HealthPage:
 
     async def health(self, visit: Visit) -> Response:
         """Show how the gateway is."""
+        visit.who.caller.check_unbound("the health of the gateway")
         return await self._full(visit)
 
     async def test_webhook(self, visit: Visit) -> Response:
         """POST /console/webhooks/{name}/test: send a webhook a test message, and show what came back."""
+        visit.who.caller.check_unbound("a test of a webhook")
         name = visit.named("name")
         attempt = await self._webhooks.attempt(name)
         _log.info("%s tested webhook %s: %s", visit.who.key_id, name, attempt.problem or "accepted")
@@ -178,17 +185,11 @@ class HealthPage:
             error=None,
             took=took,
             audits=await store.run(outbox.audit_backlog),
-            teams=await self._teams(visit.who),
+            teams=[backlog for backlog in await store.run(reviews.backlogs, self._queue.people()) if backlog.open],
             webhooks=_lines(webhooks, await store.run(outbox.delivery_backlog)) if webhooks else [],
             tested=tested,
             attempt=attempt,
         )
-
-    async def _teams(self, visitor: Visitor) -> list[TeamBacklog]:
-        """Return the teams with something before them; reviewers see their own."""
-        people = self._queue.people()
-        visible = {team: names for team, names in people.items() if visitor.is_admin or visitor.name in names}
-        return [backlog for backlog in await self._store.run(reviews.backlogs, visible) if backlog.open]
 
     def without_store(self, visit: Visit, error: StoreError) -> Response:
         """Show what is known without the store; what it said itself is for those who are signed in."""

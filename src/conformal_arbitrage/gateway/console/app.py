@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -34,26 +34,31 @@ if TYPE_CHECKING:
     from conformal_arbitrage.gateway.gateway import Gateway
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
+Opened = Scope | Literal["any"] | None
+"""Whose key opens a page: of a scope, of anybody who is signed in, or no key at all."""
 ConsoleHandler = Callable[[Visit], Awaitable[Response]]
 
 
 def console_routes(gateway: "Gateway") -> list[Route]:
     """Return the routes of the console of a gateway."""
-    config, store, policies, queue = gateway.config, gateway.store, gateway.policies, gateway.queue
+    config, store, views = gateway.config, gateway.store, gateway.views
+    policies, queue = gateway.policies, gateway.queue
     pages = Pages()
     sign_ins = SignIns(store, gateway.authenticator, gateway.secret, config.gateway.public_url)
     signing = SignInPages(pages, sign_ins)
-    overview = OverviewPage(pages, store, policies, gateway.watcher, queue, alpha=config.alpha, clock=gateway.clock)
+    overview = OverviewPage(
+        pages, store, views, policies, gateway.watcher, queue, alpha=config.alpha, clock=gateway.clock
+    )
     frontiers = Frontiers(store, config, gateway.secret, gateway.clock)
-    policy = PolicyPage(pages, store, policies, gateway.renewer, overview, frontiers, gateway.clock)
-    review, keys = ReviewPage(pages, store, queue, policies), KeysPage(pages, store, config)
-    decisions, decision = DecisionsPage(pages, store, config.policies), DecisionPage(pages, store, config.policies)
+    policy = PolicyPage(pages, store, views, policies, gateway.renewer, overview, frontiers, gateway.clock)
+    review, keys = ReviewPage(pages, store, queue, policies), KeysPage(pages, views, config)
+    decisions, decision = DecisionsPage(pages, views, config.policies), DecisionPage(pages, views)
     health = HealthPage(pages, store, config, queue, gateway.webhook_tests, gateway.background, gateway.breakers)
-    served: list[tuple[str, str, Scope | None, ConsoleHandler]] = [
-        ("GET", "/console", "review", overview.overview),
+    served: list[tuple[str, str, Opened, ConsoleHandler]] = [
+        ("GET", "/console", "any", overview.overview),
         ("GET", "/console/decisions", "review", decisions.decisions),
         ("GET", "/console/decisions/{id}", "review", decision.decision),
-        ("GET", "/console/policies/{name}", "review", policy.policy),
+        ("GET", "/console/policies/{name}", "operate", policy.policy),
         ("POST", "/console/policies/{name}/check", "admin", policy.check),
         ("POST", "/console/policies/{name}/install", "admin", policy.install),
         ("POST", "/console/policies/{name}/rollback", "admin", policy.roll_back),
@@ -68,16 +73,16 @@ def console_routes(gateway: "Gateway") -> list[Route]:
         ("GET", "/console/keys", "admin", keys.keys),
         ("POST", "/console/keys", "admin", keys.create),
         ("POST", "/console/keys/revoke", "admin", keys.revoke),
-        ("GET", "/console/health", "review", health.health),
+        ("GET", "/console/health", "operate", health.health),
         ("POST", "/console/webhooks/{name}/test", "admin", health.test_webhook),
-        ("GET", POLLED, "review", _changes_of(store)),
+        ("GET", POLLED, "any", _changes_of(store)),
         ("GET", "/console/sign-in", None, signing.form),
         ("POST", "/console/sign-in", None, signing.sign_in),
-        ("POST", "/console/sign-out", "review", signing.sign_out),
+        ("POST", "/console/sign-out", "any", signing.sign_out),
         ("GET", "/console/static/{digest}/{file}", None, _files_of(pages)),
-        ("GET", "/console/{rest:path}", "review", _nothing_there),
+        ("GET", "/console/{rest:path}", "any", _nothing_there),
     ]
-    by_path: dict[str, dict[str, tuple[Scope | None, ConsoleHandler]]] = {}
+    by_path: dict[str, dict[str, tuple[Opened, ConsoleHandler]]] = {}
     for method, path, scope, handler in served:
         by_path.setdefault(path, {})[method] = scope, handler
     return [
@@ -91,7 +96,7 @@ class ConsoleEndpoint:
 
     Args:
         path: as metrics name it.
-        handlers: by method, what the visitor's key needs, None if no key is needed, and what makes the page.
+        handlers: by method, whose key opens the page, and what makes it.
         pages: makes the pages about errors.
         sign_ins: who is signed in.
         refresher: brings keys and policies up to date first.
@@ -102,7 +107,7 @@ class ConsoleEndpoint:
     def __init__(
         self,
         path: str,
-        handlers: Mapping[str, tuple[Scope | None, ConsoleHandler]],
+        handlers: Mapping[str, tuple[Opened, ConsoleHandler]],
         pages: Pages,
         sign_ins: SignIns,
         refresher: Refresher,
@@ -146,11 +151,11 @@ class ConsoleEndpoint:
                 return self._health.without_store(visit, error)
             return self._failure(visit, error)
 
-    async def _admitted(self, request: Request, scope: Scope | None) -> Visit:
+    async def _admitted(self, request: Request, scope: Opened) -> Visit:
         if scope is None:
             visitor, csrf = None, self._sign_ins.sign_in_token()
         else:
-            visitor = await self._sign_ins.visitor(request, scope)
+            visitor = await self._sign_ins.visitor(request, None if scope == "any" else scope)
             csrf = visitor.csrf
         form = await self._sign_ins.form(request, csrf) if request.method == "POST" else {}
         return Visit(request=request, visitor=visitor, csrf=csrf, form=form)

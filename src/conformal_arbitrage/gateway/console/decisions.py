@@ -1,6 +1,6 @@
 """The list of decisions, and the page of one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,14 +10,13 @@ import msgspec
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.gateway.audits import yet_to_judge
+from conformal_arbitrage.gateway.audience import Caller, Views
 from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
-from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, redirect
-from conformal_arbitrage.live.config import PolicyConfig
+from conformal_arbitrage.gateway.console.render import Pages, Visit, redirect
 from conformal_arbitrage.store import pages, reviews
 from conformal_arbitrage.store.pages import Mark
 from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document, time_of
-from conformal_arbitrage.store.session import Store
+from conformal_arbitrage.store.session import StoreView
 from conformal_arbitrage.types import Leg
 
 # --- Lists of decisions with filters; every filter is answered by an index, so a page costs what it holds ---
@@ -77,29 +76,34 @@ def _midnight(text: str, days: int = 0) -> float:
         raise RequestError(f"A day is written as 2026-11-16; got {text:.40}.", status=400) from error
 
 
-def read_filter(query: Mapping[str, str], visitor: Visitor) -> DecisionFilter:
-    """Return the filters of an address; a key that is bound to policies sees one of them at a time.
+def read_filter(query: Mapping[str, str], caller: Caller) -> DecisionFilter:
+    """Return the filters of an address; reviewers have none by marks, which would tell what is withheld from them.
 
     Raises:
         RequestError: one of them has no meaning.
     """
     who, mark = query.get("who", ""), query.get("mark", "")
-    if who not in ("", *_WHO) or mark not in ("", *_MARKS):
+    if who not in ("", *_WHO) or mark not in ("", *marks_of(caller)):
         raise RequestError(f"There is no filter {(who or mark)!r:.60}.", status=400)
-    policy = query.get("policy", "") or (visitor.policies[0] if visitor.policies else "")
+    policy = query.get("policy", "")
     if policy:
-        visitor.check_policy(policy)
+        caller.check_policy(policy)
     days = {name: query.get(name, "") for name in ("first", "last")}
     before = query.get("before", "")[:_ID_LENGTH]
     return DecisionFilter(policy=policy, who=who, mark=mark, before=before, **days)
 
 
+def marks_of(caller: Caller) -> Mapping[str, Mark]:
+    """Return the marks that a caller may search for."""
+    return _MARKS if caller.opens("admin") else {}
+
+
 class DecisionsPage:
     """GET /console/decisions."""
 
-    def __init__(self, pages: Pages, store: Store, policies: Mapping[str, PolicyConfig]) -> None:
+    def __init__(self, pages: Pages, views: Views, policies: Collection[str]) -> None:
         self._pages = pages
-        self._store = store
+        self._views = views
         self._policies = policies
 
     async def decisions(self, visit: Visit) -> Response:
@@ -108,60 +112,55 @@ class DecisionsPage:
             return redirect(
                 f"/console/decisions/{id}" if id.isascii() and id.isalnum() else "/console/decisions/unknown"
             )
-        wanted = read_filter(visit.query, visit.who)
-        shown, before = await self._page(wanted)
+        caller = visit.who.caller
+        wanted, store = read_filter(visit.query, caller), self._views.of(caller)
+        mark: Mark | None = _MARKS.get(wanted.mark)
+        if wanted.who == "fallback" and mark != "audited" and marks_of(caller):
+            mark = "fallback"  # which are all without a guarantee
+        shown, before = await (_in_order(store, wanted) if mark is None else _marked(store, wanted, mark))
         older = wanted.link(before=before) if before else None
-        hidden = await self._hidden(shown)
-        if wanted.who or wanted.mark:  # which would tell what is withheld
-            shown = [record for record in shown if record.id not in hidden]
-        names = [name for name in self._policies if visit.who.sees(name)]
+        hidden = await store.run(pages.yet_to_judge, shown)
+        names = [name for name in self._policies if caller.sees(name)]
         return self._pages.page(
             "decisions.html", visit, records=[(asked_at(record), record) for record in shown], wanted=wanted, older=older,
-            names=names, who=_WHO, marks=_MARKS, hidden=hidden, bound=visit.who.policies is not None,
+            names=names, who=_WHO, marks=marks_of(caller), hidden=hidden,
         )  # fmt: skip
 
-    async def _page(self, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
-        """Return a page of decisions, and the id before which there are more, or may be."""
-        mark: Mark | None = _MARKS.get(wanted.mark)
-        if wanted.who == "fallback" and mark != "audited":
-            mark = "fallback"  # which are all without a guarantee
-        return await (self._in_order(wanted) if mark is None else self._marked(wanted, mark))
 
-    async def _in_order(self, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
-        async def read(before: str | None, limit: int) -> list[DecisionRecord]:
-            return await self._store.run(
-                pages.records,
-                policy=wanted.policy or None,
-                decided_by=wanted.who or None,
-                before=before,
-                limit=limit,
-                since=wanted.since,
-                until=wanted.until,
-            )
+async def _in_order(store: StoreView, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
+    """Return a page of decisions, and the id before which there are more."""
 
-        page = await read(wanted.before or None, PAGE + 1)
-        if len(page) > PAGE:
-            return page[:PAGE], page[PAGE - 1].id
-        return page, page[-1].id if page and await read(page[-1].id, 1) else None  # a page of large records ends early
-
-    async def _marked(self, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
-        """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
-        page = await self._store.run(
-            pages.marked_decisions,
-            mark,
+    async def read(before: str | None, limit: int) -> list[DecisionRecord]:
+        return await store.run(
+            pages.records,
             policy=wanted.policy or None,
             decided_by=wanted.who or None,
+            before=before,
+            limit=limit,
             since=wanted.since,
             until=wanted.until,
-            before=wanted.before or None,
-            limit=PAGE + 1,
         )
-        records = list(page.records)
-        return (records[:PAGE], records[PAGE - 1].id) if len(records) > PAGE else (records, page.end)
 
-    async def _hidden(self, records: list[DecisionRecord]) -> frozenset[str]:
-        """Return the ids of decisions that people are still deciding."""
-        return await yet_to_judge(self._store, self._policies, records)
+    page = await read(wanted.before or None, PAGE + 1)
+    if len(page) > PAGE:
+        return page[:PAGE], page[PAGE - 1].id
+    return page, page[-1].id if page and await read(page[-1].id, 1) else None  # a page of large records ends early
+
+
+async def _marked(store: StoreView, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
+    """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
+    page = await store.run(
+        pages.marked_decisions,
+        mark,
+        policy=wanted.policy or None,
+        decided_by=wanted.who or None,
+        since=wanted.since,
+        until=wanted.until,
+        before=wanted.before or None,
+        limit=PAGE + 1,
+    )
+    records = list(page.records)
+    return (records[:PAGE], records[PAGE - 1].id) if len(records) > PAGE else (records, page.end)
 
 
 def asked_at(record: DecisionRecord) -> float:
@@ -223,34 +222,27 @@ class ShownDecision:
 class DecisionPage:
     """GET /console/decisions/{id}."""
 
-    def __init__(self, pages: Pages, store: Store, policies: Mapping[str, PolicyConfig]) -> None:
+    def __init__(self, pages: Pages, views: Views) -> None:
         self._pages = pages
-        self._store = store
-        self._policies = policies
+        self._views = views
 
     async def decision(self, visit: Visit) -> Response:
-        """Show one decision."""
-        id = visit.named("id")
-        record = await self._store.run(pages.record, id[:64])
-        if record is None or not visit.who.sees(record.policy):
-            raise RequestError("There is no such decision: it was never recorded, or it was pruned.", status=404)
-        open = await self._is_open(visit, record)
+        """Show one decision; an admin who reads one that people have yet to judge cannot vote on it from then on."""
+        store = self._views.of(visit.who.caller)
+        record = await store.run(pages.record, visit.named("id")[:64])
+        if record is None:
+            raise RequestError(
+                "There is no such decision: it was never recorded, it was pruned, or your key does not show it.",
+                status=404,
+            )
+        open = bool(await store.run(pages.yet_to_judge, [record]))
+        if open:
+            await store.run(reviews.note_reader, record.id, visit.who.name)
         text = msgspec.json.format(msgspec.json.encode(document(record)), indent=2).decode()
         return self._pages.page(
             "decision.html", visit, record=record, body=record.decision, shown=shown_decision(record),
-            asked=asked_at(record), json=text, open=open, withheld=open and not visit.who.is_admin,
+            asked=asked_at(record), json=text, open=open,
         )  # fmt: skip
-
-    async def _is_open(self, visit: Visit, record: DecisionRecord) -> bool:
-        """Tell whether people still decide a question, so that reviewers must not see what the models said.
-
-        An administrator may, and cannot vote on it from then on.
-        """
-        if not await yet_to_judge(self._store, self._policies, [record]):
-            return False
-        if visit.who.is_admin:
-            await self._store.run(reviews.note_reader, record.id, visit.who.name)
-        return True
 
 
 def shown_decision(record: DecisionRecord) -> ShownDecision:

@@ -24,6 +24,7 @@ from conformal_arbitrage.collecting.renewal import (
     looked_frontier,
 )
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
+from conformal_arbitrage.gateway.audience import Caller, Views
 from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint, frontier_chart, loss_chart
 from conformal_arbitrage.gateway.console.render import (
     Pages,
@@ -261,6 +262,7 @@ class OverviewPage:
     Args:
         pages: makes the page.
         store: the record.
+        views: of it.
         policies: those in force.
         watcher: where they stand.
         queue: the teams behind them.
@@ -272,6 +274,7 @@ class OverviewPage:
         self,
         pages: Pages,
         store: Store,
+        views: Views,
         policies: PolicyTable,
         watcher: Watcher,
         queue: ReviewQueue,
@@ -281,6 +284,7 @@ class OverviewPage:
     ) -> None:
         self._pages = pages
         self._store = store
+        self._views = views
         self._policies = policies
         self._watcher = watcher
         self._queue = queue
@@ -290,22 +294,25 @@ class OverviewPage:
         self._drawn: dict[str, tuple[LossCourse, DrawnCourse]] = {}
 
     async def overview(self, visit: Visit) -> Response:
-        """Show how every policy does."""
+        """Show how every policy does; reviewers, who must not know, are led to where they review."""
+        caller = visit.who.caller
+        if not caller.opens("operate"):
+            return redirect("/console/review")
         since = await changes(self._store, visit)
         now = self._clock()
-        tallies = summed(await self._store.run(events.tallies, since=now - DAYS * DAY))
-        visible = [live for live in self._policies.all() if visit.who.sees(live.name)]
+        tallies = summed(await self._views.of(caller).run(events.tallies, since=now - DAYS * DAY))
+        visible = self._policies.all(caller)
         # what needs someone first
         visible.sort(key=lambda live: (live.alarm is None, live.mode == "shadow", live.name))
-        cards = [await self.card(live, tallies) for live in visible]
-        broken = {name: error for name, error in self._policies.out_of_service().items() if visit.who.sees(name)}
+        cards = [await self.card(caller, live, tallies) for live in visible]
+        broken = self._policies.out_of_service(caller)
         return self._pages.page(
             "overview.html", visit, since=since, cards=cards, broken=broken, days=DAYS, now=now,
             alarms=[card for card in cards if card.live.alarm is not None],
         )  # fmt: skip
 
-    async def card(self, live: LivePolicy, tallies: Mapping[str, PolicyTally]) -> PolicyCard:
-        """Return what is shown of a policy."""
+    async def card(self, caller: Caller, live: LivePolicy, tallies: Mapping[str, PolicyTally]) -> PolicyCard:
+        """Return what is shown of a policy; a team may have questions of others before it."""
         standing = shown_standing(live, self._watcher)
         course = await self._courses.course(live, standing.group)
         tally = tallies.get(live.name, PolicyTally(policy=live.name, version=live.version))
@@ -321,7 +328,7 @@ class OverviewPage:
             course=None if course is None else self._picture(live.name, course),
             tally=tally,
             saved=saved(tally),
-            waiting=await self._waiting(live),
+            waiting=None if caller.policies is not None else await self._waiting(live),
             rows=rows,
             rows_needed=ceil(1 / self._alpha) - 1 if shadow else None,
         )
@@ -566,6 +573,7 @@ class PolicyPage:
         self,
         pages: Pages,
         store: Store,
+        views: Views,
         policies: PolicyTable,
         renewer: Renewer,
         overview: OverviewPage,
@@ -574,6 +582,7 @@ class PolicyPage:
     ) -> None:
         self._pages = pages
         self._store = store
+        self._views = views
         self._policies = policies
         self._renewer = renewer
         self._overview = overview
@@ -585,16 +594,16 @@ class PolicyPage:
         return await self._page(visit, visited_policy(self._policies, visit))
 
     async def _page(self, visit: Visit, live: LivePolicy, **more: Any) -> Response:
-        since = await changes(self._store, visit)
-        tallies = summed(await self._store.run(events.tallies, since=self._clock() - DAYS * DAY))
-        history = [_shown(version) for version in await self._store.run(policies.history, live.name)]
+        since, store = await changes(self._store, visit), self._views.of(visit.who.caller)
+        tallies = summed(await store.run(events.tallies, since=self._clock() - DAYS * DAY))
+        history = [_shown(version) for version in await store.run(policies.history, live.name)]
         earlier = _earlier(history)
         void = (
             None
             if earlier is None
             else voided(await self._store.run(policies.prospect, live.name, earlier.version.certificate))
         )
-        card = await self._overview.card(live, tallies)
+        card = await self._overview.card(visit.who.caller, live, tallies)
         values: dict[str, Any] = {
             "live": live, "certificate": live.certificate, "days": DAYS, "history": history, "earlier": earlier,
             "void": void, "card": card, "ahead": await self._ahead(live), "identities": _identities(live),
@@ -656,7 +665,7 @@ class PolicyPage:
         name, reason = self._name(visit), visit.form.get("reason", "").strip()
         if not 0 < len(reason) <= _LONGEST_REASON:
             raise RequestError(f"Say why, in 1 to {_LONGEST_REASON} characters: the record keeps it.", status=422)
-        if await self._store.run(policies.lift, name, reason=reason, by=visit.who.key_id) is None:
+        if await self._views.of(visit.who.caller).run(policies.lift, name, reason=reason, by=visit.who.key_id) is None:
             raise RequestError(f"Policy {name} has no alarm that stands.", status=409)
         await self._policies.refresh(await self._store.change_count())
         return self._done(visit, name, "lifted", None)
@@ -683,7 +692,7 @@ class PolicyPage:
     def _name(self, visit: Visit) -> str:
         """Return the policy that a form is about; one that is out of service may be repaired."""
         name = visit.named("name")
-        visit.who.check_policy(name)
+        visit.who.caller.check_policy(name)
         if not self._policies.is_configured(name):
             raise RequestError(f"There is no policy {name:.80}.", status=404)
         return name

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import mimetypes
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
+from conformal_arbitrage.gateway.audience import AUDIENCES, Caller
 from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host, check_own_machine
 from conformal_arbitrage.gateway.http import caller_left
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
@@ -37,7 +38,8 @@ POLL = "x-poll"
 """The header of requests that a page makes by itself: they are no sign that someone is there."""
 _LARGEST_FORM, _MOST_FIELDS = 100_000, 50
 _FORM = "application/x-www-form-urlencoded"
-_RANK: Mapping[str, int] = {"review": 1, "admin": 2}
+SIGNED_IN_SCOPES = ("review", "operate")
+"""A key opens the console if it opens routes of one of these scopes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,38 +47,29 @@ class Visitor:
     """Someone who is signed in.
 
     Attributes:
-        key_id: of their key.
-        name: the key's label, else its id.
-        scope: review or admin.
-        policies: the only policies their key is good for; None for all.
+        caller: whom their key makes them.
         csrf: what forms of their pages carry.
         keyless: no key exists yet, so that whoever sits at this machine may do everything.
     """
 
-    key_id: str
-    name: str
-    scope: Scope
+    caller: Caller
     csrf: str
-    policies: tuple[str, ...] | None = None
     keyless: bool = False
+
+    @property
+    def key_id(self) -> str:
+        """The id of their key."""
+        return self.caller.id
+
+    @property
+    def name(self) -> str:
+        """The key's label, else its id."""
+        return self.caller.name
 
     @property
     def is_admin(self) -> bool:
         """Whether they may change policies and keys."""
-        return self.scope == "admin"
-
-    def sees(self, policy: str) -> bool:
-        """Tell whether a policy concerns them."""
-        return self.policies is None or policy in self.policies
-
-    def check_policy(self, policy: str) -> None:
-        """Refuse a policy that their key is not good for.
-
-        Raises:
-            RequestError: it is not.
-        """
-        if not self.sees(policy):
-            raise RequestError(f"your key is not good for policy {policy:.80}; sign in with another", status=403)
+        return self.caller.opens("admin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,42 +154,35 @@ class SignIns:
                 code="wrong_host",
             ) from error
 
-    async def visitor(self, request: Request, scope: Scope) -> Visitor:
-        """Return who asks for a page.
+    async def visitor(self, request: Request, scope: Scope | None) -> Visitor:
+        """Return who asks for a page; with scope None, whoever is signed in may.
 
         Raises:
             SignInNeededError: nobody who is signed in.
             RequestError: someone whose key is not enough.
         """
         visitor = await self._known(request)
-        if _RANK.get(visitor.scope, 0) < _RANK[scope]:
-            raise RequestError(f"this needs a key of scope {scope}, and yours has {visitor.scope}", status=403)
+        if scope is not None and not visitor.caller.opens(scope):
+            raise RequestError(f"this needs a key of scope {scope}, and yours has {visitor.caller.scope}", status=403)
         return visitor
 
     async def _known(self, request: Request) -> Visitor:
         if self._authenticator.needs_no_key:
             peer = None if request.client is None else request.client.host
             check_own_machine(request.headers.get("host", ""), peer)
-            return Visitor(
-                key_id=ANONYMOUS, name=ANONYMOUS, scope="admin", csrf=self._token("no keys yet"), keyless=True
-            )
+            return Visitor(caller=Caller(ANONYMOUS, "admin"), csrf=self._token("no keys yet"), keyless=True)
         token = request.cookies.get(self.cookie_name(request), "")
         signed = await self._store.run(keys.find_sign_in, _digest(token)) if token else None
         if signed is None:
-            raise SignInNeededError("Sign in with an API key of scope review or admin.")
+            raise SignInNeededError("Sign in with an API key of scope review, operate or admin.")
         if not signed.valid or signed.idle > IDLE:
             await self._store.run(keys.sign_out, _digest(token))
             reason = "an hour has passed without a page" if signed.valid else "the key is no longer valid"
             raise SignInNeededError(f"You were signed out: {reason}.")
         if signed.idle > _NOTE_EVERY and POLL not in request.headers:
             await self._store.run(keys.note_sign_in, _digest(token))
-        return Visitor(
-            key_id=signed.key_id,
-            name=signed.label or signed.key_id,
-            scope=signed.scope,
-            csrf=self._token(token),
-            policies=signed.policies,
-        )
+        caller = Caller(signed.key_id, signed.scope, signed.policies, signed.label)
+        return Visitor(caller=caller, csrf=self._token(token))
 
     async def sign_in(self, request: Request, secret: str, response: Response) -> None:
         """Sign someone in with their key: the response gets a new cookie.
@@ -205,8 +191,8 @@ class SignIns:
             SignInNeededError: the key is not valid, or has another scope.
         """
         key = await self._authenticator.valid_key(secret.strip())
-        if key is None or key.scope not in _RANK:
-            raise SignInNeededError("That is not a valid API key of scope review or admin.")
+        if key is None or AUDIENCES[key.scope].opens.isdisjoint(SIGNED_IN_SCOPES):
+            raise SignInNeededError("That is not a valid API key of scope review, operate or admin.")
         await self.sign_out(request)
         token = secrets.token_urlsafe(32)
         await self._store.run(keys.sign_in, _digest(token), key.id, seconds=SIGNED_IN)
@@ -313,14 +299,16 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-NAVIGATION = (
-    ("/console", "Overview"),
-    ("/console/decisions", "Decisions"),
-    ("/console/review", "Review"),
-    ("/console/team", "Team"),
-    ("/console/keys", "Keys"),
-    ("/console/health", "Health"),
+NAVIGATION: Sequence[tuple[str, str, Scope]] = (
+    ("/console", "Overview", "operate"),
+    ("/console/decisions", "Decisions", "review"),
+    ("/console/review", "Review", "review"),
+    ("/console/team", "Team", "review"),
+    ("/console/keys", "Keys", "admin"),
+    ("/console/health", "Health", "operate"),
 )
+GATEWAY_WIDE = ("/console/review", "/console/team", "/console/health")
+"""Pages about all policies, which a key that is bound to some does not open."""
 
 
 class Pages:
@@ -394,8 +382,13 @@ def _navigation(visit: Visit) -> list[tuple[str, str, bool]]:
     """Return the links of the bar for a visitor, each with whether it leads to where they are."""
     if visit.visitor is None:
         return []
-    shown = [(path, name) for path, name in NAVIGATION if visit.visitor.is_admin or name != "Keys"]
-    return [(path, name, _is_here(visit.path, path)) for path, name in shown]
+    caller = visit.visitor.caller
+    shown = [(path, name) for path, name, scope in NAVIGATION if caller.opens(scope)]
+    return [
+        (path, name, _is_here(visit.path, path))
+        for path, name in shown
+        if caller.policies is None or path not in GATEWAY_WIDE
+    ]
 
 
 def _is_here(path: str, link: str) -> bool:
@@ -491,10 +484,15 @@ def moment(time: float | None) -> str:
 async def changes(store: Store, visit: Visit) -> str:
     """Return how far policies, figures and queue have come; pages are fetched again when it differs from theirs.
 
-    Reviewers are told nothing of figures, which change when an audit is drawn.
+    Only operators are told of figures, which change when an audit is drawn.
     """
-    policies, queue = await store.change_count(), await store.run(reviews.open_places)
-    figures = sum(ledger.change for ledger in await store.run(stored_ledger.ledgers)) if visit.who.is_admin else 0
+    caller = visit.who.caller
+    policies, queue, figures = await store.change_count(), 0, 0
+    if caller.opens("review") and caller.policies is None:
+        queue = await store.run(reviews.open_places)
+    if caller.opens("operate"):
+        ledgers = await store.run(stored_ledger.ledgers)
+        figures = sum(ledger.change for ledger in ledgers if caller.sees(ledger.key.policy))
     return f"{policies}-{figures}-{queue}"
 
 
@@ -505,7 +503,7 @@ def visited_policy(policies: PolicyTable, visit: Visit) -> LivePolicy:
         RequestError: there is none, it is out of service, or the visitor's key is not good for it.
     """
     name = visit.named("name")
-    visit.who.check_policy(name)
+    visit.who.caller.check_policy(name)
     for live in policies.all():
         if live.name == name:
             return live

@@ -13,10 +13,9 @@ from typing import Any
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
-from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.console.render import Pages, Visit, Visitor, changes, sentence
 from conformal_arbitrage.gateway.policies import PolicyTable
-from conformal_arbitrage.gateway.review_queue import Assignment, Reviewer, ReviewQueue, Vote, own_figures, team_figures
+from conformal_arbitrage.gateway.review_queue import Assignment, Reviewer, ReviewQueue, Vote, team_figures
 from conformal_arbitrage.store import reviews
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
@@ -89,12 +88,11 @@ class ReviewPage:
 
     async def team(self, visit: Visit) -> Response:
         """GET /console/team: what every team has before it, and how it does."""
-        teams = await team_figures(self._store, self._queue, blind=not visit.who.is_admin)
-        if not visit.who.is_admin:
-            people = self._queue.people()
-            teams = [own_figures(team, visit.who.name) for team in teams if visit.who.name in people[team.backlog.team]]
+        teams = await team_figures(self._store, self._queue, visit.who.caller)
         since = await changes(self._store, visit)
-        answers = {team.backlog.team: await self._answered_in_time(team.backlog.team) for team in teams}
+        answers: dict[str, tuple[int, int]] = {}
+        if visit.who.is_admin:  # a question that is counted there was a caller's
+            answers = {team.backlog.team: await self._answered_in_time(team.backlog.team) for team in teams}
         return self._pages.page("team.html", visit, since=since, teams=teams, answers=answers)
 
     async def _answered_in_time(self, team: str) -> tuple[int, int]:
@@ -108,9 +106,7 @@ class ReviewPage:
         return answered, ended
 
     def _reviewer(self, visitor: Visitor) -> Reviewer:
-        label = "" if visitor.keyless else visitor.name
-        caller = Caller(visitor.key_id, visitor.scope, visitor.policies, label)
-        return self._queue.reviewer(caller)
+        return self._queue.reviewer(visitor.caller)
 
     async def _page(
         self, visit: Visit, reviewer: Reviewer | None, *, item: Assignment | None = None, state: str = "empty",
