@@ -54,6 +54,32 @@ def test_a_binarized_log_keeps_both_grades_so_that_gains_count():
     assert again.is_router
 
 
+def test_where_the_primary_is_better_is_learned_for_the_net_loss_from_what_it_answered():
+    rng = np.random.default_rng(4)
+    answers = rng.choice(["cat", "dog", "owl"], 1500, p=[0.5, 0.4, 0.1])
+    better = rng.random(1500) < np.where(answers == "owl", 0.7, 0.1)
+    worse = ~better & (rng.random(1500) < np.where(answers == "dog", 0.6, 0.1))
+    log = ScoreLog.from_router(
+        confidence=rng.random(1500),
+        primary_grade=np.where(better, 1.0, 1.0 - worse),
+        guardian_grade=np.where(better, 0.0, 1.0),
+        id=[f"q{k}" for k in range(1500)],
+        answer=answers,
+    )
+    router = learn(log, features=Features(answers=True), loss="net")
+    confidence = router.confidence(log)
+    assert confidence[answers == "owl"].min() > 1 > confidence[answers == "dog"].max()
+    shares = [
+        calibrate(scored, 0.02, loss="net", boundary="random", key=KEY).apply(scored).deferred.mean()
+        for scored in (router.scored, learn(log, features=Features(answers=False), loss="net").scored)
+    ]
+    assert shares[0] < shares[1] - 0.1
+    menus = replace(world(), outcomes=("correct",), lists={"correct": 1 - world().guardian})
+    scored = learn(menus, loss="net").scored
+    net = scored.outcome("correct").reshape(-1, 2) @ [1, -1]
+    assert net.min() < 0, "gains are kept"
+
+
 def test_graded_losses_and_missing_rows_are_learned_from_too():
     log = world(n=300, graded=True)
     holes = replace(log, guardian=np.where(np.repeat(np.arange(300) % 7 == 0, 3), np.nan, log.guardian),

@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
@@ -306,6 +306,7 @@ def learn(
     seed: int = 0,
     learner: LearnerName | Learner = "ridge",
     features: Features | None = None,
+    loss: Literal["net"] | None = None,
 ) -> LearnedRouter:
     """Learn a score on a random part of a log, and score the rest.
 
@@ -315,6 +316,7 @@ def learn(
         seed: of the random part.
         learner: "ridge", "hist-gradient-boosting" (needs scikit-learn, the extra `learn`), or a learner of your own.
         features: what to learn from besides the margin and the position of the top action.
+        loss: "net" to learn where the Primary is better, too, and to score rows for a net certificate.
     """
     refuse_unfit(log.source, log.extra)
     if not within_unit(log.loss_scores):
@@ -323,8 +325,9 @@ def learn(
     options = CalibrationOptions(
         boundary="random", score="auto", features=features or Features(), missing_guardian="worst_case"
     )
-    inputs = row_inputs(first, options, Fraction(1))
-    index = np.flatnonzero(inputs.used & ~first.unknown_loss)
+    measured = replace(options, loss=loss)
+    inputs = row_inputs(first, measured, Fraction(1))
+    index = np.flatnonzero(inputs.used & ~measured.unknown_loss(first))
     columns = FeatureSet(
         menu_size=None if options.features is None else options.features.menu_size,
         groups=inputs.group_names(),
@@ -332,11 +335,11 @@ def learn(
         text=0 if inputs.text is None else inputs.text.shape[1],
         answers=inputs.answer is not None,
     )
-    loss = inputs.share[index]
-    fitted = _named(learner, columns, binary=bool(np.isin(loss, (0, 1)).all()))
-    fitted.fit(feature_matrix(columns, inputs.feature_rows(index)), loss)
+    lost = inputs.share[index]
+    fitted = _named(learner, columns, binary=bool(np.isin(lost, (0, 1)).all()))
+    fitted.fit(feature_matrix(columns, inputs.feature_rows(index)), lost)
     return LearnedRouter(
-        scored=_scored(rest, _confidence(fitted, columns, rest, options)).taken_from(*log.lineage()),
+        scored=_scored(rest, _confidence(fitted, columns, rest, options), net=loss == "net").taken_from(*log.lineage()),
         learned_rows=len(first),
         learner=fitted,
         features=columns,
@@ -363,11 +366,11 @@ def _risk(learner: Any, features: Floats) -> Floats:
     return risk
 
 
-def _scored(rest: ScoreLog, confidence: Floats) -> ScoreLog:
-    """Return rows in router form: both grades are `correct` of a binarized log, else 1 and 1 - regret."""
+def _scored(rest: ScoreLog, confidence: Floats, *, net: bool) -> ScoreLog:
+    """Return rows in router form: grades are `correct` for the net loss or of a binarized log, else 1 and 1 - regret."""
     top = row_argmax(rest.primary, rest.offsets)
     chosen = row_argmax(np.nan_to_num(rest.guardian), rest.offsets)
-    if rest.binary is not None or rest.is_router:
+    if net or rest.binary is not None or rest.is_router:
         grades = rest.outcome("correct")
     else:
         grades = rest.guardian + 1 - np.repeat(np.maximum.reduceat(rest.guardian, rest.offsets[:-1]), rest.sizes)

@@ -480,6 +480,9 @@ def split_command(
 @click.option("--menu-size", type=int, metavar="N", help="Every query has this many actions: learn from each's score.")
 @click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`.")
 @click.option("--answers", is_flag=True, help="Learn from what the Primary answered as well.")
+@click.option(
+    "--loss", type=click.Choice(["regret", "net"]), default="regret", show_default=True, help="What is learned."
+)
 @options.binarize
 @options.columns
 @click.option("-o", "--output", required=True, metavar="FILE", help="Write the other rows, scored, to this file.")
@@ -493,6 +496,7 @@ def learn_command(
     menu_size: int | None,
     text: bool,
     answers: bool,
+    loss: str,
     binarize: bool,
     primary_column: str | None,
     guardian_column: str | None,
@@ -513,7 +517,9 @@ def learn_command(
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
     features = Features(menu_size=menu_size, text=text, answers=answers)
-    learned = learn(scores, share=share, seed=seed, learner=chosen, features=features)
+    learned = learn(
+        scores, share=share, seed=seed, learner=chosen, features=features, loss="net" if loss == "net" else None
+    )
     learned.scored.write(output)
     if as_json:
         print_json({"learned": learned.learned_rows, "scored": len(learned.scored)})
