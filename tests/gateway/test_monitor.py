@@ -63,6 +63,31 @@ def test_the_coin_writes_a_row_with_the_primary_s_leg_and_an_audit_settles_it(ho
     assert shown["lines"]["red"] > 0.05
 
 
+def test_a_trigger_that_hides_losses_costs_the_guarantee_and_is_found(house):
+    gateway = house(policy=AUDITED)
+    with closing(sqlite3.connect(gateway.folder / "arbitrage.sqlite", isolation_level=None, timeout=30)) as database:
+        database.execute(
+            "create trigger hide after update of loss on ledger when new.loss > 0 begin "
+            "update ledger set loss = 0.0 where id = new.id; end"
+        )
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "crc"
+    shown = until(lambda: (doc := monitor(gateway))["guarantee"] == "none" and doc)
+    assert "row 1 of its ledger is not what was written" in shown["reason"]
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "none"
+    faults = gateway.with_store(integrity.verify)
+    assert any("of its ledger is not what was written" in fault for fault in faults)
+
+
+def test_a_deleted_alarm_is_found(house):
+    gateway = house(policy=AUDITED)
+    red(gateway)
+    with closing(sqlite3.connect(gateway.folder / "arbitrage.sqlite", isolation_level=None, timeout=30)) as database:
+        database.execute("delete from events where kind = 'alarm'")
+    assert any(
+        "events were removed" in fault or "were removed" in fault for fault in gateway.with_store(integrity.verify)
+    )
+
+
 def test_a_deferral_with_everything_in_sight_has_no_loss_and_costs_no_audit(house):
     gateway = house(policy=AUDITED, primary=votes(*UNSURE))
     gateway.decide()

@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 import re
+import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store import integrity, keys, open_store, outbox, policies
@@ -46,9 +50,10 @@ class Database:
             self._mark, self._row = "?", "rowid"
 
     def change(self, name, kind):
-        """Change a value of the row that was written first; return what puts it back."""
+        """Change a value, where there is one; return what puts it back."""
         table, column = name.split(".")
-        select = f"select {column}, {self._row} from {table} order by {self._row} limit 1"
+        empty = "payload is null" if name == "reviews.question_seal" else f"{column} is null"
+        select = f"select {column}, {self._row} from {table} order by {empty}, {self._row} limit 1"
         [(before, row)] = self._connection.execute(select).fetchall()
         after = changed(before, kind)
         update = f"update {table} set {column} = {self._mark} where {self._row} = {self._mark}"
@@ -81,7 +86,16 @@ async def finds(where):
         await store.close()
 
 
-def test_every_column_that_is_changed_is_found_or_listed_in_security_md(where):
+def test_every_column_that_is_changed_is_found_or_listed_in_security_md(tmp_path):
+    check_every_column(str(tmp_path / "store.db"))
+
+
+@pytest.mark.proof
+def test_so_is_every_column_in_postgresql(postgres):
+    check_every_column(postgres)
+
+
+def check_every_column(where):
     asyncio.run(fill(where))
     assert asyncio.run(finds(where)) == []
     database, unfound = Database(where), set()
@@ -95,7 +109,39 @@ def test_every_column_that_is_changed_is_found_or_listed_in_security_md(where):
     assert unfound == exceptions()
 
 
-def test_a_trigger_that_writes_other_columns_is_found_like_an_edit(where):
+def test_rows_of_another_database_with_the_same_secret_are_found(tmp_path):
+    ours, theirs = str(tmp_path / "ours.db"), str(tmp_path / "theirs.db")
+    asyncio.run(fill(ours))
+    asyncio.run(fill(theirs))
+    for table in ("events", "heads", "roster", "ledger", "votes", "keys", "policies"):
+        shutil.copy(ours, tmp_path / "mixed.db")
+        with closing(sqlite3.connect(tmp_path / "mixed.db", isolation_level=None)) as connection:
+            connection.execute("attach ? as theirs", (theirs,))
+            connection.execute(f"delete from {table}")
+            connection.execute(f"insert into {table} select * from theirs.{table}")
+        assert asyncio.run(finds(str(tmp_path / "mixed.db"))), f"the rows of {table} are from another database"
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ("update ledger set loss = 0.0", "row 1 of its ledger is not what was written"),
+        ("delete from ledger where seq = 3", "2 rows, 2 losses"),
+        ("delete from ledger where seq = 1", "rows 1 to 1 of its ledger were removed"),
+        ("update ledger set seq = seq + 10", "rows 1 to 10 of its ledger were removed"),
+        ("delete from ledger where seq = 1; delete from ledger where seq = 2", "its row of the ledger was removed"),
+        ("update votes set choice = 0", "is not what was cast"),
+        ("delete from keys where id = 'boss'", "key boss: it was removed"),
+        (
+            "update policies set certificate = (select certificate from policies where version = 1) where version = 3",
+            "policy",
+        ),
+        ("update reviews set outcome = null where outcome is not null", "the verdict"),
+    ],
+)
+def test_what_decides_cannot_be_edited_behind_the_gateway_s_back(where, change, finding):
     asyncio.run(fill(where))
-    run_sql(where, "update ledger set loss = 0.0")
-    assert any("row 2 of its ledger is not what was written" in fault for fault in asyncio.run(finds(where)))
+    for statement in change.split("; "):
+        run_sql(where, statement)
+    faults = asyncio.run(finds(where))
+    assert any(finding in fault for fault in faults), faults

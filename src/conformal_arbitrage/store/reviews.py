@@ -1323,6 +1323,10 @@ def review_faults(session: Session) -> list[str]:
     for seal, *row in session.rows(f"select seal, {_VOTE} from votes order by item, token"):
         if not session.seals.fits(seal, "vote", *row):
             faults.append(f"a vote on the review {row[1]!r:.80} is not what was cast")
+    strangers = session.rows("select distinct item from votes where item not in (select id from reviews) order by item")
+    faults += [
+        f"votes on the review {item!r:.80} belong to another database, or it was removed" for (item,) in strangers
+    ]
     return faults
 
 
