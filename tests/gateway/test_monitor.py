@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
+from conformal_arbitrage.errors import ConfigError
+from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
 from tests.certificates import altered
@@ -364,6 +366,69 @@ def test_failing_audits_are_told_apart_from_losses(house):
     shown = red(gateway)
     assert shown["cause"] == "failing audits"
     assert "audits fail" in " ".join(shown["reasons"])
+
+
+def picky(path, body, number):
+    """A Guardian that refuses some questions."""
+    reply = failing(400) if "refuse me" in str(body) else votes(*SURE)
+    return reply(path, body, number)
+
+
+def exclude(gateway, keys):
+    """Start again with these keys excluded, and the same certificate."""
+    gateway.stop()
+    gateway.sections["policies.support"] = {**gateway.sections["policies.support"], "exclude": keys}
+    gateway._write({"certificate": "rule.json"})
+    gateway.config = read_config(gateway.path)
+    gateway.start()
+
+
+def test_a_key_whose_audits_fail_is_named_and_can_be_excluded_which_ends_no_alarm(house):
+    gateway = house(policy=AUDITED, guardian=picky)
+    keys = {name: gateway.key("call") for name in ("honest", "hostile")}
+    by = {name: {"Authorization": f"Bearer {secret}"} for name, (secret, _) in keys.items()}
+    gateway.headers = gateway.keyed("admin")
+    hostile = keys["hostile"][1]
+    for number in range(120):
+        refused = number % 4 == 0
+        body = {**DECISION, "input": f"refuse me {number}" if refused else f"a letter {number}"}
+        gateway.decide(body, headers=by["hostile" if refused else "honest"])
+    shown = until(lambda: f"key {hostile}" in str((doc := monitor(gateway))["reasons"]) and doc, 60)
+    assert (shown["state"], shown["cause"], shown["mode"]) == ("red", "failing audits", "safe")
+
+    before = len(ledger(gateway))
+    exclude(gateway, [hostile])
+    assert monitor(gateway)["mode"] == "safe"  # nobody is blessed by it
+    assert gateway.post("/v1/arbitrage/policies/support/lift", {"reason": "excluded"}).status_code == 200
+    for name in ("honest", "honest", "hostile", "hostile"):
+        assert gateway.decide(headers=by[name]).json()["answers"][0]["arbitrage"]["guarantee"] == "none"
+    assert len(settled(gateway, 2, lifts=1)) == 2  # of the honest
+    assert len(ledger(gateway)) == before
+    newest = {record.key_id: record.decision for record in reversed(gateway.records(limit=4))}
+    assert (newest[hostile].overridden, newest[hostile].audited) == (True, False)
+
+
+@pytest.mark.parametrize("form", ["menu", "text"])
+def test_an_excluded_key_has_no_guarantee_and_others_keep_theirs(house, form):
+    gateway = house(form=form, policy={**AUDITED, "content": "full"})
+    (excluded, id), other = gateway.key("call"), gateway.keyed("call")
+    exclude(gateway, [id])
+    ask = gateway.decide if form == "menu" else gateway.chat
+    theirs = ask(headers={"Authorization": f"Bearer {excluded}"})
+    assert "its API key is excluded from the promise of policy support" in theirs.text
+    assert ask(headers=other).status_code == 200
+    decisions = {record.key_id == id: record.decision for record in gateway.records()}
+    assert decisions[False].no_guarantee is None
+    assert [events.is_fit(decisions[name]) for name in (True, False)] == [False, True]
+    assert len(ledger(gateway)) == 1
+
+
+def test_a_key_that_there_is_not_cannot_be_excluded(house):
+    gateway = house()
+    with pytest.raises(ConfigError, match="exclude names the API key 'nobody', and there is none"):
+        exclude(gateway, ["nobody"])
+    gateway._serving = None  # it never started
+    exclude(gateway, [])
 
 
 def test_a_changed_guardian_makes_waiting_audits_missing_and_begins_a_ledger_of_its_own(house):

@@ -26,7 +26,7 @@ from conformal_arbitrage.calibration.secret import ProjectSecret, draw, subkey
 from conformal_arbitrage.calibration.verify import options_of
 from conformal_arbitrage.collecting.records import is_known, log_rows, rows_log, uncertified_log
 from conformal_arbitrage.core.risk import GuardianSees
-from conformal_arbitrage.errors import ConfigError, StoreError
+from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.port import fingerprint
@@ -198,7 +198,16 @@ class RenewablePolicy:
 
 
 def renewable(config: Config, policy: str, identities: Mapping[str, Any], secret: ProjectSecret) -> RenewablePolicy:
-    """Return a policy of a configuration as renewal sees it."""
+    """Return a policy of a configuration as renewal sees it.
+
+    Raises:
+        OptionError: it excludes keys, so that rows from before and after are not alike.
+    """
+    if policy in config.policies and config.policies[policy].exclude:
+        raise OptionError(
+            f"policy {policy} excludes API keys, and a renewal would mix rows from before and after: export the rows since "
+            "(records export --since), calibrate, and install that certificate"
+        )
     person = config.section(config.section_of(policy, "guardian")).is_person
     return RenewablePolicy(name=policy, identities=identities, human_guardian=person, secret=secret)
 

@@ -105,7 +105,7 @@ class Case(Struct, frozen=True, kw_only=True):
         policy: the policy in force.
         caller_id: whose call it is.
         question: what is recorded of it for an audit.
-        overridden: why a request has no guarantee that overrides a pinned setting; None if it does not.
+        overridden: why a request has no guarantee that overrides a pinned setting, or whose key is excluded; else None.
         steps: the decision so far, after each model that was asked, with the Guardian's chunks before the last if they come
             live; the last has no answer if the Guardian failed.
         earlier: the record of an earlier attempt.
@@ -164,6 +164,8 @@ class Decider:
                 overrides a pinned setting.
         """
         overridden = _check_question(policy, question)
+        if caller_id in policy.settings.exclude:
+            overridden = f"its API key is excluded from the promise of policy {policy.name}"
         if earlier is None:
             steps = self._rule_steps(policy, question, None, conversation, live=live)
         else:
@@ -252,7 +254,8 @@ class Decider:
         if case.earlier is not None:
             audited = case.earlier.decision.audited  # in whatever mode, and at whatever rate, it goes on
         else:
-            audited = policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
+            covered = case.caller_id not in policy.settings.exclude
+            audited = covered and policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
         body = DecisionBody(
             action=None if pending else decision.action,
             candidates=decision.candidates
@@ -270,7 +273,7 @@ class Decider:
             content=self._kept(policy, _content(question, decision)),
             identities_sha256=policy.identities_sha256,
             size=len(question.actions) if isinstance(question, MenuQuestion) else 2,
-            overridden=overridden is not None,  # settings the certificate does not cover: other traffic
+            overridden=overridden is not None,  # settings or a key that the certificate does not cover: other traffic
             audited=audited,
             pending=pending,
             session=session,

@@ -345,6 +345,10 @@ class PolicyTable:
         check_group_source(bound, settings.group, policy=name)
         given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
         forfeited = self._check_signature(name, bound) or given_up or voided(version)
+        if settings.exclude and bound.loss.name == NET:
+            forfeited = (
+                forfeited or "gains of the excluded keys may be what kept the net loss, so exclude has no proof for it"
+            )
         bound = self._with_key(name, bound)
         if bound.learned is not None:
             bound.learned_score().rules()  # fitted now, not with the first request

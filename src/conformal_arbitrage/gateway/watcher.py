@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from conformal_arbitrage.calibration.certificate import read_pair
@@ -75,6 +75,7 @@ class Watcher:
         self._facts: dict[tuple[str, int], LossFacts | None] = {}
         self._callers: dict[str, bool] = {}
         self._served_at: dict[str, float] = {}
+        self._missing: dict[LedgerKey, tuple[int, str, int]] = {}  # how many there are, and whose the most are
         self._trouble = ""
         self._totals: dict[str, int] = {}
 
@@ -126,6 +127,24 @@ class Watcher:
             self._served_at[live.name] = now
             for watch in watches:
                 await watch.refresh_served(now)
+                await self._refresh_missing(watch, now)
+
+    async def _refresh_missing(self, watch: LedgerWatch, now: float) -> None:
+        """Find out whose audits are missing, if any are: that may be the questions of one caller."""
+        missing = watch.monitor.standing(now).figures.missing
+        if not missing:
+            self._missing.pop(watch.key, None)
+        elif self._missing.get(watch.key, (0, "", 0))[0] != missing:
+            keys = await self._store.run(ledger.missing_by_key, watch.key, now)
+            self._missing[watch.key] = (missing, *(keys[0] if keys else ("", 0)))
+
+    def _named(self, standing: Standing, watch: LedgerWatch) -> Standing:
+        """Return a standing that names the API key most of whose audits are missing, where that is a reason."""
+        missing, key, count = self._missing.get(watch.key, (0, "", 0))
+        if not standing.reasons or 2 * count <= missing:
+            return standing
+        reason = f"{count} of {missing} audits without an outcome are of the API key {key}"
+        return replace(standing, reasons=(*standing.reasons, reason))
 
     async def _behind(self, live: LivePolicy, watches: Sequence[LedgerWatch]) -> list[LedgerWatch]:
         """Return the ledgers that may have news: of many, one query tells which."""
@@ -165,7 +184,8 @@ class Watcher:
 
     async def _raise(self, live: LivePolicy, watch: LedgerWatch) -> None:
         """Record an alarm, of whichever group: the whole policy goes into safe mode."""
-        standing, key = watch.standing(self._clock()), watch.key
+        await self._refresh_missing(watch, self._clock())
+        standing, key = self._named(watch.standing(self._clock()), watch), watch.key
         figures = standing.figures
         line, evidence = figures.lines.red, figures.log_peak[1]
         if line is None or evidence is None:
@@ -250,7 +270,7 @@ class Watcher:
             cause = _CAUSES.get(alarm.cause, "losses") if alarm is not None and raised else None
             age = self._age(live, watch)
             standing = watch.standing(self._clock(), alarmed=cause, stale=None if age is None else age.stale)
-            standings[name] = standing, watch
+            standings[name] = self._named(standing, watch), watch
         return standings
 
     def standing(self, live: LivePolicy) -> tuple[Standing, LedgerWatch] | None:

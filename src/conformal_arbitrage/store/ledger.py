@@ -399,6 +399,19 @@ def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None 
     return LedgerRows.of_columns(columns[:, :count], changes, collapsed)
 
 
+@operation("scan")
+def missing_by_key(session: Session, key: LedgerKey, now: float, *, limit: int = 5) -> list[tuple[str, int]]:
+    """Return the API keys whose audits have no outcome though it is due, each with how many, those with the most first."""
+    return [
+        (key_id, int(count))
+        for key_id, count in session.rows(
+            "select e.key_id, count(*) as missing from ledger l join events e on e.id = l.id and e.kind = 'decision' "
+            "where l.ledger = ? and l.loss is null and l.due <= ? group by e.key_id order by missing desc, e.key_id limit ?",
+            *(_number(session, key) or 0, now, limit),
+        )
+    ]
+
+
 @operation("read")
 def changes(session: Session, key: LedgerKey, after: int, *, limit: int = 5000) -> list[AuditRow]:
     """Return the rows that are new or have changed since a cursor, those of the oldest changes first.

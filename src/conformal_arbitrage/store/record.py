@@ -72,7 +72,7 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         content: question and answer, if the policy keeps them.
         identities_sha256: fingerprint of the models' identities.
         size: the number of actions.
-        overridden: the request changed a pinned setting.
+        overridden: the request changed a pinned setting, or its key is excluded.
         audited: the decision was drawn for an audit.
         pending: recorded when the Primary had answered and the Guardian had not; a completion with an action, if there
             is one, tells what it chose.
