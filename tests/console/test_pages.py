@@ -214,6 +214,15 @@ def test_a_renewal_that_is_not_due_installs_nothing(admin):
     assert reply.status_code == 409, reply.text
 
 
+def test_a_policy_without_a_certificate_has_nothing_to_renew_and_says_so(house):
+    gate = house(House, certificate=False, policy={"mode": "shadow"})
+    visit = Visit(gate)
+    page = visit.open("/console/policies/support")
+    reply = visit.send_form("/console/policies/support/renew", page)
+    assert reply.status_code == 409
+    assert "no certificate of a single pair of models to renew" in reply.text
+
+
 def test_keys_are_made_shown_once_and_revoked(own):
     gate, visit = own
     page = visit.open("/console/keys")

@@ -8,7 +8,7 @@ from conformal_arbitrage.gateway import application
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import policies as stored_policies
 from tests.certificates import edited, said
-from tests.gateway.house import UNSURE, error_of, section, votes
+from tests.gateway.house import UNSURE, House, error_of, section, votes
 
 URL = "/v1/arbitrage/policies/support"
 
@@ -149,6 +149,24 @@ def test_what_a_certificate_allows_by_name_is_answered_without_a_guarantee(house
     [answer] = gateway.decide().json()["answers"]
     assert answer["arbitrage"]["guarantee"] == "none"
     assert "primary.model" in answer["arbitrage"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "complaint"),
+    [
+        ({"allow": ["primary.modle"]}, r"allow names 'primary.modle', which neither .* did you mean 'primary.model'"),
+        ({"allow": ["unsinged"]}, "did you mean 'unsigned'"),
+        ({"allow": ["x"]}, "'x', which neither the certificate nor the models have; remove it"),
+        ({"aliases": [""]}, r"\[policies.support\] aliases has ''"),
+        ({"aliases": ["two", " "]}, "aliases has ' ', which no request can name"),
+    ],
+)
+def test_typos_in_allow_and_empty_aliases_are_refused(tmp_path, policy, complaint):
+    gateway = House(tmp_path, policy=policy)
+    with pytest.raises(ConfigError, match=complaint):
+        gateway.__enter__()
+    gateway._serving = None
+    gateway.__exit__()
 
 
 def test_a_person_without_a_terminal_is_refused_at_the_start(tmp_path):

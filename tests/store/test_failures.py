@@ -31,6 +31,16 @@ from conformal_arbitrage.store.schema import MIGRATIONS
 from tests.store.facts import decide, decision
 
 
+@pytest.mark.parametrize("scheme", ["mysql", "postgresql+asyncpg", "sqlite", "POSTGRESQL"])
+def test_a_url_of_another_scheme_is_no_file_and_its_password_is_not_shown(tmp_path, monkeypatch, scheme):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="is another scheme; give postgresql://") as refused:
+        asyncio.run(open_store(f"{scheme}://u:secret-word@h/arbitrage"))
+    assert scheme in str(refused.value)
+    assert "secret-word" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("round", range(5))
 def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
     command = [sys.executable, "-m", "tests.store.committer", where]

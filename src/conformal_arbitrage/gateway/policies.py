@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -25,7 +26,7 @@ from conformal_arbitrage.errors import (
 )
 from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.review_queue import ReviewQueue, ReviewScorer
-from conformal_arbitrage.live.binding import check_group_source
+from conformal_arbitrage.live.binding import UNSIGNED, allowable, check_group_source
 from conformal_arbitrage.live.build import Models, bind_menu, bind_text
 from conformal_arbitrage.live.config import Config, Form, PolicyConfig
 from conformal_arbitrage.live.reviewers import ReviewTerms, review_terms
@@ -55,8 +56,6 @@ _log = logging.getLogger("conformal_arbitrage.gateway")
 ServingMode = Literal["enforce", "shadow", "safe"]
 NOT_OURS = (StaleCalibrationError, LaterCertificateError)
 """Why a version in the store may be another gateway's."""
-UNSIGNED = "unsigned"
-"""The name that lets a policy use a certificate without this project's signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +239,8 @@ class PolicyTable:
         await self.refresh(await self._store.change_count())
         for error in self._unusable.values():
             raise error
+        for live in self._live.values():
+            _check_allowed(live)
         for name, version in self._own.items():
             if self._live[name].version:
                 _log.info("%s", note_of_start(self._config, version), extra={"policy": name})
@@ -556,6 +557,24 @@ def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
 
 
 # --- Parts of a policy ---
+
+
+def _check_allowed(live: LivePolicy) -> None:
+    """Refuse to allow a difference that there cannot be, so that nobody relies on a typo.
+
+    Raises:
+        ConfigError: neither the certificate nor the models have something of that name.
+    """
+    now = identities_of_pair(live.pair, live.settings.group)
+    known = allowable({} if live.rule is None else live.rule.certificate.identities, now)
+    for name in live.settings.allow:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "remove it"
+            raise ConfigError(
+                f"[policies.{live.name}] allow names {name!r:.60}, which neither the certificate nor the models have; "
+                f"{remedy}"
+            )
 
 
 def identities_of_pair(pair: ModelPair, group: str | None = None) -> dict[str, Identity]:
@@ -881,6 +900,9 @@ def check_policies(config: Config) -> None:
         raise ConfigError("the configuration has no policy; add a section [policies.NAME] with a certificate")
     names = [alias for name, settings in config.policies.items() for alias in (name, *settings.aliases)]
     for name, settings in config.policies.items():
+        for alias in settings.aliases:
+            if not alias.strip() or not alias.isprintable():
+                raise ConfigError(f"[policies.{name}] aliases has {alias!r:.60}, which no request can name; remove it")
         if settings.sticky is not None and config.form_of(name) != "text":
             raise ConfigError(
                 f'[policies.{name}] sticky = "session" is for free text; set form = "text", or leave it out'

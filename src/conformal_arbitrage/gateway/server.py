@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from conformal_arbitrage.gateway.gateway import Drain, Gateway, application
 from conformal_arbitrage.gateway.http import error_document
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import Config, GatewayConfig
+from conformal_arbitrage.store.record import JSONObject
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -558,6 +560,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Close once the request in flight has been answered; one that is incomplete is dropped."""
+        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.send_500_response = partial(_send_cut_off, cycle.send)
         if self.phase in ("body", "draining", "refused"):
             self.transport.close()
         else:
@@ -648,11 +653,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self._forget("refused")
 
 
+async def _send_cut_off(send: Callable[[Any], Awaitable[None]]) -> None:
+    """Answer a request that is cancelled because the grace is over, as uvicorn would in plain text."""
+    message = (
+        "the gateway stopped before this request was answered; send it again, with the same Idempotency-Key if any"
+    )
+    await _send_error(send, 503, error_document(message, code="stopped", status=503))
+
+
 async def _too_many_requests(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a request that a proxy passes on for an address with too many."""
     document = error_document("this address has too many requests in flight", code="rate_limit_exceeded", status=429)
+    await _send_error(send, 429, document)
+
+
+async def _send_error(send: Callable[[Any], Awaitable[None]], status: int, document: JSONObject) -> None:
     headers = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
-    await send({"type": "http.response.start", "status": 429, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": msgspec.json.encode(document)})
 
 

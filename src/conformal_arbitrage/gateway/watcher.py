@@ -136,7 +136,8 @@ class Watcher:
             self._missing.pop(watch.key, None)
         elif self._missing.get(watch.key, (0, "", 0))[0] != missing:
             keys = await self._store.run(ledger.missing_by_key, watch.key, now)
-            self._missing[watch.key] = (missing, *(keys[0] if keys else ("", 0)))
+            key, count = keys[0] if keys else ("", 0)
+            self._missing[watch.key] = (missing, key, count)
 
     def _named(self, standing: Standing, watch: LedgerWatch) -> Standing:
         """Return a standing that names the API key most of whose audits are missing, where that is a reason."""

@@ -1,7 +1,7 @@
 """Whether a certificate fits the models, and the requests, that it is to be used with."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
 from conformal_arbitrage.calibration.learned import text_embedding
@@ -11,6 +11,8 @@ from conformal_arbitrage.errors import CertificateError, StaleCalibrationError
 from conformal_arbitrage.models.port import Answerer, Identity, Scorer
 
 UNBOUND = "unbound"
+UNSIGNED = "unsigned"
+"""The name that lets a policy use a certificate without this project's signature."""
 
 
 def check_router_form(certificate: Certificate, *, by_session: bool) -> None:
@@ -118,6 +120,18 @@ def differences(certificate: Certificate, identities: Mapping[str, Identity]) ->
             if then.get(name) != now.get(name):
                 different[f"{model}.{name}"] = f"{then.get(name)!r:.60} then, {now.get(name)!r:.60} now"
     return different
+
+
+def allowable(then: Literal["unbound"] | Mapping[str, Identity], now: Mapping[str, Identity]) -> set[str]:
+    """Return the names of all differences that there can be between a certificate and models.
+
+    Args:
+        then: the identities in the certificate.
+        now: those of the models, by role or name.
+    """
+    before: Mapping[str, Identity] = {} if then == "unbound" else then
+    fields = {f"{model}.{name}" for identities in (before, now) for model in identities for name in identities[model]}
+    return fields | {UNBOUND, UNSIGNED, "session.idle", "features.group", "features.text", "group.source"}
 
 
 def _excused(different: Mapping[str, str], allow: Collection[str]) -> str | None:

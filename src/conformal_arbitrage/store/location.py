@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.store.outbox import Subscriptions
 from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.session import Store
@@ -31,7 +32,13 @@ async def open_store(
     Raises:
         StoreError: it cannot be used.
     """
+    scheme, separator, _ = str(location).partition("://")
+    if separator and scheme not in ("postgres", "postgresql"):  # a file name would be shown, with the password in it
+        raise StoreError(
+            f"a database is a file or a postgresql:// URL, and {scheme!r:.40} is another scheme; give "
+            "postgresql://USER:PASSWORD@HOST/NAME, without a driver, or a file's name"
+        )
     options: dict[str, Any] = {"keys": keys, "webhooks": webhooks, "migrating": migrating}
-    if isinstance(location, str) and location.startswith(("postgres://", "postgresql://")):
+    if separator and isinstance(location, str):
         return await asyncio.to_thread(PostgresStore, location, connections, **options)
     return await asyncio.to_thread(SQLiteStore, location, **options)

@@ -36,6 +36,7 @@ from conformal_arbitrage.gateway.console.render import (
     money,
     percent,
     redirect,
+    sentence,
     visited_policy,
 )
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
@@ -672,7 +673,9 @@ class PolicyPage:
 
     async def renew(self, visit: Visit) -> Response:
         """POST .../renew: calibrate on the rows that the schedule names, and install whatever comes out."""
-        name = self._name(visit)
+        name, ahead = self._name(visit), await self._ahead(visited_policy(self._policies, visit))
+        if isinstance(ahead, str):
+            raise RequestError(sentence(ahead), status=409)
         version = await self._renewer.renew_now(name, by=visit.who.key_id)
         if version is None:
             raise RequestError(
