@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 import requests
 import uvicorn
@@ -21,7 +22,7 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.server import Connections, GuardedProtocol, ServerSettings, group_of
 from conformal_arbitrage.live.config import GatewayConfig, read_config
 from conformal_arbitrage.models.endpoint import Assembly, events
-from tests.gateway.durability import Gateway, write_config
+from tests.gateway.durability import Gateway, decision_request, write_config
 from tests.gateway.house import CHAT, DECISION, hanging, says, until
 from tests.scripted import Stream, chunk, ending, sse
 
@@ -551,6 +552,91 @@ def test_an_upgrade_to_another_protocol_is_ignored(house):
     with connect(gateway) as peer:
         peer.sendall(b"GET /v1/models HTTP/1.1\r\n" + HOST + upgrade + b"\r\n")
         assert status_of(peer) == 200
+
+
+# all of them at once
+
+
+def crowd(port):
+    """1,000 idle, 1,000 half-sent, 200 that do not read and 60 that are refused while reading is paused."""
+    alive = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n"
+    chunked = b"POST /v1/decisions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n" + HOST + JSON + b"\r\nffffff\r\n"
+    kinds = {
+        b"": 1000,
+        b"GET /v1/models HTTP/1.1\r\nX-Half: y": 500,
+        request(DECISION, length=50_000): 500,
+        alive * 99: 200,
+        chunked + b"x" * 200_000: 60,
+    }
+    peers = []
+    for place, (sent, count) in enumerate(kinds.items()):
+        for _ in range(count):
+            peer = socket.socket()
+            if sent.startswith(alive):
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.settimeout(60)
+            peer.bind((f"127.0.0.{place + 2}", 0))
+            peer.connect(("127.0.0.1", port))
+            peer.sendall(sent)
+            peers.append(peer)
+    return peers
+
+
+async def slowest_of(session, count=400):
+    """The 99th percentile of the seconds that a decision takes, four at a time."""
+    times = []
+
+    async def ask(names):
+        for name in names:
+            route, body = decision_request(f"{time.monotonic_ns()} {name}")
+            start = time.perf_counter()
+            async with session.post(route, json=body) as reply:
+                assert reply.status == 200, await reply.text()
+                await reply.read()
+            times.append(time.perf_counter() - start)
+
+    await asyncio.gather(*(ask(range(first, count, 4)) for first in range(4)))
+    return sorted(times)[int(0.99 * count)]
+
+
+@pytest.mark.proof
+def test_a_crowd_of_bad_connections_does_not_slow_others_down_and_leaves_no_place_taken(tmp_path):
+    patient = "header_timeout = 120\nbody_timeout = 120\nidle_timeout = 300\nwrite_timeout = 30\nmax_body = 100000\n"
+    path = write_config(tmp_path, tmp_path / "arbitrage.db", audit_rate=0)
+    path.write_text(path.read_text().replace("[gateway]", f"[gateway]\n{patient}connections_per_address = 1001"))
+
+    async def open_connections(session):
+        async with session.get("/metrics") as reply:
+            return float(re.search(r"^arbitrage_connections (\S+)", await reply.text(), re.MULTILINE)[1])
+
+    async def story():
+        ratios, back = [], 0.0
+        async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+            port = int(gateway.url.rpartition(":")[2])
+            await slowest_of(session)  # warm
+            usual = await open_connections(session)
+            for _ in range(3):
+                alone = await slowest_of(session)
+                peers = await asyncio.to_thread(crowd, port)
+                await asyncio.sleep(3)  # until nobody reads what is written
+                assert await open_connections(session) > 2000
+                crowded = await slowest_of(session)
+                print(f"p99 {1000 * alone:.1f} ms alone, {1000 * crowded:.1f} ms in the crowd")
+                ratios.append(crowded / alone)
+                left = time.monotonic()
+                for peer in peers:
+                    peer.close()
+                while await open_connections(session) > usual:
+                    await asyncio.sleep(0.2)
+                    assert time.monotonic() - left < 60
+                back = max(back, time.monotonic() - left)
+        return sorted(ratios), back
+
+    ratios, back = asyncio.run(story())
+    print(
+        f"p99 with the crowd / without: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; places back after {back:.1f} s"
+    )
+    assert ratios[1] < 2
 
 
 # settings

@@ -6,9 +6,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
@@ -520,7 +521,13 @@ async def _alive(request: Request) -> Response:
 
 
 async def _schema(request: Request) -> Response:
-    return json_response(schema())
+    return Response(_encoded_schema(), media_type="application/json")
+
+
+@cache
+def _encoded_schema() -> bytes:
+    """Return the document of OpenAPI, made once: anyone may ask for it, and it takes milliseconds."""
+    return msgspec.json.encode(schema())
 
 
 async def _failed(request: Request, error: Exception) -> Response:
