@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
+from conformal_arbitrage import Certificate
 from conformal_arbitrage.calibration.secret import ProjectSecret, user_folder
 from conformal_arbitrage.cli import cli, demo
 from conformal_arbitrage.live.config import read_config
@@ -74,6 +75,34 @@ def test_the_first_screen_leads_from_a_table_of_ones_own_to_certificates_that_ve
     assert verify_certificates(Path.cwd()) == [Path.cwd() / "certificate.json"]
     again = [run(command) for command in (start, *own)]
     assert again[0] == shown, "all of it works a second time"
+
+
+def test_a_recommended_certificate_decides_in_process_and_behind_a_gateway(tmp_path):
+    """Its rows tie at the threshold, so that a draw decides there; the printed section is pasted as it is."""
+    rows = [f"{k},{0.95 if k % 2 == 0 else 0.3},{int(k % 2 == 0 or k % 5 == 0)},1" for k in range(400)]
+    Path("scores.csv").write_text("\n".join(["id,confidence,small_ok,expert_ok", *rows]))
+    commands = [
+        text.strip() for text in run("arbitrage quickstart --yes scores.csv").splitlines() if "  arbitrage" in text
+    ]
+    shown = [run(command) for command in commands][1]
+    certificate = Certificate.load("certificate.json")
+    assert certificate.rule.boundary == "random"
+    assert [certificate.decide([0, sure]).decided_by for sure in (0.95, 0.1)] == ["primary", "guardian"]
+    tied = {certificate.decide([0, 0.3], id=str(k)).decided_by for k in range(200)}
+    assert tied == {"primary", "guardian"}
+    assert certificate.decide([0, 0.3]) == certificate.decide([0, 0.3]), "the same question, the same draw"
+    section = shown[shown.index("[policies.main]") :].split("\n\n")[0]
+    with serving(small_and_large) as models:
+        urls = f"--primary-url {models.url} --guardian-url {models.url}"
+        run(f"arbitrage init {urls} --primary-model small --guardian-model large")
+        written = Path("arbitrage.toml").read_text()
+        Path("arbitrage.toml").write_text(f"{written[: written.index('[policies.assistant]')]}\n{section}\n")
+        run("arbitrage check")
+        with gateway(tmp_path) as lines:
+            address = re.search(r"http://[\d.:]+", next(line for line in lines if line.startswith("curl")))[0]
+            _, reply = ask(f"{address}/v1/chat/completions", messages("Request 1000?") | {"model": "main"})
+    assert (reply["arbitrage"]["decided_by"], reply["arbitrage"]["guarantee"]) == ("primary", "none")
+    assert reply["arbitrage"]["reason"], "it says why"
 
 
 def test_a_pair_whose_confidence_is_noise_is_not_called_worth_routing():
