@@ -3,7 +3,17 @@
 import typing as _typing
 
 if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should not wait for what it does not need
-    from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels, certify_batch
+    from conformal_arbitrage.calibration.batch import (
+        BatchColumns,
+        BatchDraw,
+        BatchLabels,
+        BatchPlan,
+        DrawnBatch,
+        certify_batch,
+        draw_batch,
+        open_batch,
+        plan_batch,
+    )
     from conformal_arbitrage.calibration.calibrate import calibrate
     from conformal_arbitrage.calibration.certificate import Certificate, Decisions
     from conformal_arbitrage.calibration.learned import Features
@@ -51,8 +61,10 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
 __all__ = [
     "ArbitrageError",
     "Assessment",
+    "BatchColumns",
     "BatchDraw",
     "BatchLabels",
+    "BatchPlan",
     "CalibrationOptions",
     "Certificate",
     "CertificateError",
@@ -66,6 +78,7 @@ __all__ = [
     "DeadlineError",
     "Decision",
     "Decisions",
+    "DrawnBatch",
     "EngineError",
     "Features",
     "Frontier",
@@ -105,10 +118,13 @@ __all__ = [
     "certify_batch",
     "collect",
     "compare",
+    "draw_batch",
     "evaluate",
     "inspect",
     "learn",
+    "open_batch",
     "plan",
+    "plan_batch",
     "recommend",
     "rows_needed",
     "split",
@@ -118,7 +134,9 @@ __all__ = [
 
 if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name for one of these
     _NAMES = {
-        "calibration.batch": ("BatchDraw BatchLabels certify_batch "),
+        "calibration.batch": (
+            "BatchColumns BatchDraw BatchLabels BatchPlan DrawnBatch certify_batch draw_batch open_batch plan_batch "
+        ),
         "calibration.calibrate": ("calibrate "),
         "calibration.certificate": ("Certificate Decisions "),
         "calibration.learned": ("Features "),

@@ -1,22 +1,41 @@
 """Batches: which machine labels of a finite pile of items may be kept, with no assumption about where they come from."""
 
+import csv
 import hmac
-from collections.abc import Sequence
-from dataclasses import dataclass
+import io
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
-from conformal_arbitrage.calibration.certificate import Certificate, issue
+from conformal_arbitrage.calibration.certificate import Certificate, batch_figure, issue, signed_bytes
 from conformal_arbitrage.calibration.promises import WRONG_LABEL, Batch, Cutoff, Evidence
+from conformal_arbitrage.calibration.secret import ProjectSecret, user_folder
 from conformal_arbitrage.calibration.words import wrong_allowed
 from conformal_arbitrage.core.bounds import hypergeometric_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.risk import Number, as_fraction
-from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.log import log_digest, sum_of_hashes
+from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError
+from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, read_confidence, sum_of_hashes
+from conformal_arbitrage.scorelog.parts import PartsTable, is_many
+from conformal_arbitrage.scorelog.tables import (
+    ColumnReader,
+    FrameTable,
+    Table,
+    all_distinct,
+    quoted,
+    write_text,
+)
+from conformal_arbitrage.types import as_object
 
 # --- The draw ---
 
@@ -327,3 +346,771 @@ def _verdicts(wrong: Sequence[bool | None] | ArrayLike, draw: BatchDraw) -> Floa
             f"verdict {place} is {given[place]!r}; it must be True (wrong), False or None (nobody could say)"
         )
     return verdicts
+
+
+# --- The items of a table ---
+
+
+class BatchColumns(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which columns of a table say what.
+
+    Attributes:
+        answer: the machine's label; empty where it has none.
+        confidence: in that label.
+        id: of the item; rows are numbered if there is none.
+        truth: experts' labels as far as they are known already; they fill in what experts are given to label.
+    """
+
+    answer: str = "answer"
+    confidence: str = "confidence"
+    id: str | None = None
+    truth: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchItems:
+    """The items of a table, as far as a certificate depends on them: two numbers each.
+
+    Attributes:
+        risk: 1 - confidence; infinite for an item without a machine label.
+        labelled: which items have a machine label.
+        hashes: a number for each row that another id, label or confidence changes.
+        ids: the same for each id; None if there are none.
+        columns: a digest of each of these columns.
+        marks: by which items are recognised in another table, see `_marks`.
+        converted: what the confidences were, if they had to be converted.
+    """
+
+    risk: Floats
+    labelled: Bools
+    hashes: Words
+    ids: Words | None
+    columns: dict[str, str]
+    marks: dict[str, list[int]]
+    converted: str | None
+
+    @property
+    def digest(self) -> str:
+        """The digest of all rows, in whichever order."""
+        return log_digest(len(self.risk), int(self.hashes.sum()))
+
+
+def open_items(source: object) -> ColumnReader:
+    """Open a table of items: a file, a folder or a pattern of Parquet files, or a frame."""
+    if not isinstance(source, str | Path):
+        return FrameTable(source)
+    return PartsTable(str(source)) if is_many(str(source)) else Table(source)
+
+
+def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = True) -> BatchItems:
+    """Read what a certificate depends on.
+
+    Args:
+        table: the items.
+        columns: what its columns say.
+        marked: read also what items are recognised by in another table.
+
+    Raises:
+        ScoreLogError: a column is absent, two items have one id, or a machine label has no confidence.
+    """
+    for name in filter(None, (columns.answer, columns.confidence, columns.id, columns.truth)):
+        if name not in table.types:
+            raise ScoreLogError(
+                f"{table.source}: there is no column '{name}'; it has {', '.join(table.types)}; name the columns "
+                "(--answer-column, --confidence-column, --id-column, --truth-column)"
+            )
+    confidence, converted = read_confidence(table, columns.confidence)
+    answers = table.text_bytes(columns.answer)
+    labelled = np.diff(answers.bounds) > 0
+    _refuse_unsure(table.source, columns, labelled & ~np.isfinite(confidence))
+    cells = {columns.answer: cell_hashes(answers), columns.confidence: cell_hashes(np.nan_to_num(confidence))}
+    if columns.id is not None:
+        cells[columns.id] = _id_hashes(table, columns.id)
+    hashes = np.zeros(table.rows, np.uint64)
+    for place, column in enumerate(cells.values()):
+        hashes += column * np.uint64(2 * place + 1)
+    return BatchItems(
+        risk=np.where(labelled, 1 - confidence, np.inf),
+        labelled=labelled,
+        hashes=hashes,
+        ids=None if columns.id is None else cells[columns.id],
+        columns={name: log_digest(table.rows, int(column.sum())) for name, column in cells.items()},
+        marks=_marks(table, columns, cells) if marked else {},
+        converted=converted,
+    )
+
+
+def _refuse_unsure(source: str, columns: BatchColumns, bad: Bools) -> None:
+    if bad.any():
+        raise ScoreLogError(
+            f"{source}: row {int(bad.argmax()) + 1} has a label in '{columns.answer}' and no number in "
+            f"'{columns.confidence}' ({int(bad.sum())} rows have none); give it a confidence, or empty the label, so that "
+            "experts label it"
+        )
+
+
+def _id_hashes(table: ColumnReader, name: str) -> Words:
+    """Return the hashes of ids; refuse an empty one, and two that are the same."""
+    ids = table.text_bytes(name)
+    hashes = cell_hashes(ids)
+    if ids.has_empty():
+        row = int((np.diff(ids.bounds) == 0).argmax())
+        raise ScoreLogError(f"{table.source}: row {row + 1} has no id in '{name}'; give every row one")
+    if not all_distinct(hashes):
+        seen: dict[str, int] = {}
+        for row, id in enumerate(ids.strings().tolist()):
+            first = seen.setdefault(id, row)
+            if first != row:
+                raise ScoreLogError(
+                    f"{table.source}: rows {first + 1} and {row + 1} have the id {id!r} in '{name}'; make ids unique"
+                )
+    return hashes
+
+
+_MARKS: Final = 1000
+
+
+def _marks(table: ColumnReader, columns: BatchColumns, cells: dict[str, Words]) -> dict[str, list[int]]:
+    """Return by what items are recognised in another table: the smallest hashes of what they are, by kind.
+
+    An item is known by its content, which is all but id, label, confidence and truth, and by its id. What is the same in
+    most rows tells none of them apart and is left out; where nothing else is left, whole rows are compared.
+    """
+    spoken_for = {columns.answer, columns.confidence, columns.id, columns.truth}
+    rest = [name for name in table.types if name not in spoken_for]
+    kinds = {"id": cells[columns.id]} if columns.id is not None else {}
+    if rest:
+        kinds["content"] = cell_hashes(table.row_texts(rest))
+    marks = {kind: smallest for kind, hashes in kinds.items() if (smallest := _smallest(hashes))}
+    if not marks:
+        whole = cells[columns.answer] * np.uint64(3) + cells[columns.confidence]
+        marks["row"] = _smallest(whole, telling=False)
+    return marks
+
+
+def _smallest(hashes: Words, *, telling: bool = True) -> list[int]:
+    """Return the smallest of some hashes; none if they tell fewer than half of the rows apart."""
+    some = hashes if len(hashes) <= 2 * _MARKS else np.partition(hashes, 2 * _MARKS)[: 2 * _MARKS]
+    distinct = np.unique(some)
+    return [] if telling and 2 * len(distinct) < len(some) else distinct[:_MARKS].tolist()
+
+
+# --- Draw a sample ---
+
+
+DRAWS_FILE: Final = "arbitrage-batches.json"
+_SHARED: Final = 20
+"""Two tables are of the same items if they share a twentieth of what they are recognised by."""
+
+
+class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was fixed before experts labelled: batch.json, signed with the project's secret.
+
+    Attributes:
+        table: where the items are, seen from the folder; None for a frame.
+        columns: what its columns say.
+        items: how many there are.
+        error, confidence: as asked for.
+        promised: the probability over this draw and earlier ones of the same items.
+        sample: how many items are drawn.
+        pilot: how many of them train a score.
+        draw: which draw from these items it is.
+        digest: of the rows, in whichever order.
+        digests: of each column.
+        created: when, in UTC.
+        secret_id: the fingerprint of the secret behind the draws.
+        signature: of everything else.
+    """
+
+    table: str | None
+    columns: BatchColumns
+    items: int
+    error: float
+    confidence: float
+    promised: float
+    sample: int
+    pilot: int
+    draw: int
+    digest: str
+    digests: dict[str, str]
+    created: str
+    secret_id: str
+    signature: str | None = None
+
+    def drawn(self, secret: ProjectSecret) -> BatchDraw:
+        """Return the sample, which follows from these terms and the secret."""
+        words = keyed_words(secret.sample_key, f"{self.digest} {self.draw}", self.items)
+        return BatchDraw(
+            items=self.items,
+            rows=first_words(words, self.sample),
+            error=self.error,
+            level=float(1 - as_fraction(self.confidence, name="confidence")),
+            confidence=self.promised,
+            pilot=self.pilot,
+            number=self.draw,
+            key=hmac.digest(secret.order_key, self.digest.encode(), "sha256"),
+        )
+
+    def signed(self, secret: ProjectSecret) -> "BatchTerms":
+        """Return the terms signed."""
+        return msgspec.structs.replace(self, signature=secret.sign(self._content()))
+
+    def check(self, secret: ProjectSecret, source: str) -> None:
+        """Refuse terms that were changed after the draw, or made with another secret.
+
+        Raises:
+            CertificateError: they are not as they were signed.
+        """
+        if self.signature is None or not secret.verifies(self._content(), self.signature):
+            raise CertificateError(
+                f"{source}: was changed after the draw, or drawn with another secret ({self.secret_id}) than this project's "
+                f"({secret.id}); restore it, since what is chosen after the labels promises nothing"
+            )
+
+    def _content(self) -> bytes:
+        """Return what the signature covers: all but where the table is, whose content the digest is of."""
+        unsigned: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, signature=None, table=None))
+        return signed_bytes(unsigned)
+
+
+def draw_batch(
+    source: object,
+    *,
+    error: Number,
+    sample: int,
+    confidence: Number = 0.95,
+    columns: BatchColumns | None = None,
+    secret: ProjectSecret | None = None,
+) -> "DrawnBatch":
+    """Draw the items of a table that experts are to label.
+
+    The sample follows from the rows and the project's secret. Every draw is noted in the user's configuration directory,
+    so that a second one from the same items, recognised by their ids or contents, says that it is the second: draw r
+    promises 1 - r (1 - confidence) over all of them.
+
+    Args:
+        source: a table with a machine label and a confidence for each item: a file, a folder of Parquet files, a frame.
+        error: the largest share of all items that may be kept with a wrong machine label.
+        sample: how many items experts label.
+        confidence: the probability of the promise.
+        columns: which columns say what; by default `answer`, `confidence` and, if there is one, `id`.
+        secret: the project's secret; by default it is looked for, or made.
+
+    Raises:
+        OptionError: a number is out of range, or these items were drawn from so often that nothing can be promised.
+    """
+    share, level = check_shares(error, confidence)
+    secret = secret or ProjectSecret.find()
+    with open_items(source) as table:
+        columns = columns or BatchColumns(id="id" if "id" in table.types else None)
+        items = read_items(table, columns)
+    n = len(items.risk)
+    if not 1 <= sample <= n:
+        raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
+    chosen = [float(share), float(level), sample, secret.id]
+    number, spent = _note_draw(user_folder() / DRAWS_FILE, items, chosen)
+    if spent >= 1:
+        raise OptionError(
+            f"this is draw {number} from these items, and together the draws may fail with probability {float(spent):g}, so "
+            "that nothing is promised; use the certificate of an earlier draw"
+        )
+    terms = BatchTerms(
+        table=str(source) if isinstance(source, str | Path) else None,
+        columns=columns,
+        items=n,
+        error=float(share),
+        confidence=float(1 - level),
+        promised=float(1 - spent),
+        sample=sample,
+        pilot=0,
+        draw=number,
+        digest=items.digest,
+        digests=items.columns,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        secret_id=secret.id,
+    )
+    return DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret))
+
+
+def _note_draw(path: Path, items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction]:
+    """Note a draw, and return its number among those from the same items and the level that these spend together.
+
+    The same draw again is none: it has the same sample.
+    """
+    draws = _read_draws(path)
+    same = [entry for entry in draws if _are_shared(entry, items)]
+    again = [place for place, entry in enumerate(same) if [entry["digest"], entry["chosen"]] == [items.digest, chosen]]
+    earlier = same[: again[0]] if again else same
+    spent = sum(
+        (as_fraction(entry["chosen"][1], name="level") for entry in earlier), as_fraction(chosen[1], name="level")
+    )
+    if not again and spent < 1:
+        entry = {"digest": items.digest, "chosen": chosen, "marks": items.marks}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise OutputError(f"{path.parent}: cannot be made ({error}); draws are noted there") from error
+        write_text(path, json.dumps({"draws": [*draws, entry]}) + "\n")
+    return len(earlier) + 1, spent
+
+
+def _read_draws(path: Path) -> list[dict[str, Any]]:
+    try:
+        entries: list[Any] = as_object(json.loads(path.read_bytes())).get("draws") or []
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path}: the record of draws cannot be read ({error}); restore it") from error
+    return [entry for entry in map(as_object, entries) if {"digest", "chosen", "marks"} <= entry.keys()]
+
+
+def _are_shared(entry: dict[str, Any], items: BatchItems) -> bool:
+    """Tell whether an earlier draw was from these items, or from a good part of them."""
+    if entry["digest"] == items.digest:
+        return True
+    for kind, marks in items.marks.items():
+        earlier: list[int] = entry["marks"].get(kind, [])
+        last = min(max(marks), max(earlier, default=0))  # below it both lists are whole
+        ours, theirs = ({mark for mark in some if mark <= last} for some in (marks, earlier))
+        if _SHARED * len(ours & theirs) >= max(min(len(ours), len(theirs)), 1):
+            return True
+    return False
+
+
+# --- The folder of a batch ---
+
+
+TERMS, SAMPLE, CERTIFICATE = "batch.json", "sample.csv", "certificate.json"
+KEPT, TODO, LABELS, FIGURE = "kept.csv", "todo.csv", "labels.csv", "figure.svg"
+_HASHES: Final = "rows.npy"
+_EXPERT, _RIGHT, _UNDECIDED = "expert", "right", "?"
+_TRUTHS: Final = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
+_FEW: Final = 3
+Comparison = Callable[[str, str], bool]
+Told = Callable[[str], None]
+
+
+def same_label(answer: str, expert: str) -> bool:
+    """Tell whether two labels are the same but for case and white space around words."""
+    return answer.casefold().split() == expert.casefold().split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Filled:
+    """What experts wrote into a file.
+
+    Attributes:
+        expert: their label of each item; "" where there is none yet, "?" where nobody could say.
+        right: whether the machine's label is right, where they said so; NaN elsewhere.
+    """
+
+    expert: list[str]
+    right: Floats
+
+    @property
+    def empty(self) -> Bools:
+        """Which items have no verdict yet."""
+        return np.array([not label for label in self.expert], np.bool_) & np.isnan(self.right)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DrawnBatch:
+    """A table of items with the sample that experts label.
+
+    Attributes:
+        source: the table.
+        terms: what was fixed before the draw.
+        items: what the table says.
+        draw: the sample.
+    """
+
+    source: object
+    terms: BatchTerms
+    items: BatchItems = field(repr=False)
+    draw: BatchDraw = field(repr=False)
+
+    @property
+    def rows(self) -> Integers:
+        """The items drawn, counted from 0, in the order of the draw."""
+        return self.draw.rows
+
+    def labels(self, wrong: Sequence[bool | None] | ArrayLike) -> BatchLabels:
+        """Return the batch with verdicts on the items drawn, for `verify`; see `certify_batch`."""
+        verdicts = _verdicts(wrong, self.draw)
+        return BatchLabels(risk=self.items.risk, labelled=self.items.labelled, draw=self.draw, wrong=verdicts)
+
+    def certify(self, wrong: Sequence[bool | None] | ArrayLike) -> Certificate:
+        """Certify which machine labels may be kept, from verdicts on the items drawn; see `certify_batch`."""
+        return certify_labels(self.labels(wrong))
+
+    def write(self, folder: str | Path, *, show_answers: bool = False) -> None:
+        """Write the sample for experts to label, and what was fixed before they did, into a new folder.
+
+        The folder of this same draw stays as it is.
+
+        Args:
+            folder: the folder.
+            show_answers: show experts the machine's labels, which may sway them.
+        """
+        folder, table = Path(folder), self.terms.table
+        if (folder / TERMS).exists():
+            if _same_draw(_read_terms(folder), self.terms):
+                return  # labelling may have begun
+            raise OutputError(f"{folder}: holds another draw; name a new folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        terms = msgspec.structs.replace(self.terms, table=None if table is None else os.path.relpath(table, folder))
+        with open_items(self.source) as reader:
+            names = self.terms.columns
+            shown = _shown(reader, names, show_answers=show_answers)
+            cells = reader.some_rows(self.rows, [*shown, *([] if names.truth is None else [names.truth])])
+        truths = [""] * len(cells) if names.truth is None else [row.pop() or "" for row in cells]
+        lines = [
+            [str(number + 1), *(cell or "" for cell in row), truth]
+            for number, row, truth in zip(self.rows.tolist(), cells, truths, strict=True)
+        ]
+        buffer = io.BytesIO()
+        np.save(buffer, self.items.hashes)
+        (folder / _HASHES).write_bytes(buffer.getvalue())
+        write_text(folder / SAMPLE, _as_csv(["row", *shown, _EXPERT], lines))
+        document: dict[str, Any] = msgspec.to_builtins(terms)
+        write_text(folder / TERMS, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+    def read_sample(self, folder: str | Path, *, same: Comparison = same_label) -> tuple[Filled, Floats]:
+        """Return what experts wrote about the items drawn, and whether each machine label is wrong.
+
+        Args:
+            folder: of the batch.
+            same: whether a machine label and an expert's are the same.
+        """
+        filled = self._read(Path(folder) / SAMPLE, self.rows)
+        with open_items(self.source) as table:
+            answers = table.some_rows(self.rows, [self.terms.columns.answer])
+        wrong = np.array(
+            [
+                _wrong(answer or "", expert, right, same)
+                for (answer,), expert, right in zip(answers, filled.expert, filled.right.tolist(), strict=True)
+            ]
+        )
+        return filled, wrong
+
+    def write_certified(self, folder: str | Path, certificate: Certificate, *, tell: Told = lambda _: None) -> None:
+        """Write a certificate with its figure, the labels that are kept, and what is left to experts.
+
+        Labels that experts have given to what was left before stay.
+        """
+        folder, rule = Path(folder), certificate.rule
+        if not isinstance(rule, Cutoff):
+            raise OptionError("this is not the certificate of a batch")
+        kept = self.labels(np.full(len(self.rows), np.nan)).kept(rule)
+        left = ~kept
+        left[self.rows] = False
+        names = self.terms.columns
+        certificate.save(folder / CERTIFICATE)
+        write_text(
+            folder / FIGURE, batch_figure(certificate).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+        )
+        with open_items(self.source) as table:
+            ids = [] if names.id is None else [names.id]
+            tell(f"writing {KEPT}: {rule.kept} items")
+            table.copy_rows(folder / KEPT, kept, [*ids, names.answer, names.confidence], {})
+            tell(f"writing {TODO}: {int(left.sum())} items")
+            given, beside = "''" if names.truth is None else f"coalesce({quoted(names.truth)}::varchar, '')", None
+            if (earlier := self._earlier(folder)) is not None:
+                given, beside = f"coalesce(nullif(given, ''), {given})", {"given": earlier}
+            table.copy_rows(folder / TODO, left, _shown(table, names), {_EXPERT: given}, beside)
+
+    def finish(self, folder: str | Path, certificate: Certificate) -> dict[str, int]:
+        """Write the label of every item, and who gave it; return how many each gave.
+
+        Raises:
+            ScoreLogError: experts have not labelled all that was left to them.
+        """
+        folder, rule, n = Path(folder), certificate.rule, self.terms.items
+        if not isinstance(rule, Cutoff):
+            raise OptionError("this is not the certificate of a batch")
+        sampled = self._read(folder / SAMPLE, self.rows)
+        kept = self.labels(np.full(len(self.rows), np.nan)).kept(rule)
+        rest = ~kept
+        rest[self.rows] = False
+        left = np.flatnonzero(rest)
+        todo = self._read(folder / TODO, left)
+        for name, filled, rows in ((SAMPLE, sampled, self.rows), (TODO, todo, left)):
+            _refuse_empty(folder / name, filled, rows)
+        expert = np.full(n, None, dtype=object)
+        confirmed = np.zeros(n, np.bool_)
+        for rows, filled in ((self.rows, sampled), (left, todo)):
+            expert[rows] = [label if label not in ("", _UNDECIDED) else None for label in filled.expert]
+            confirmed[rows] = filled.right == 1
+        answer = f"source.{quoted(self.terms.columns.answer)}::varchar"
+        label = f"case when kept or (expert is null and confirmed) then {answer} else expert end"
+        by = "case when kept then 'machine' when expert is null and not confirmed then 'undecided' else 'expert' end"
+        ids = [] if self.terms.columns.id is None else [self.terms.columns.id]
+        with open_items(self.source) as table:
+            beside = {"kept": kept, "expert": expert, "confirmed": confirmed}
+            table.copy_rows(folder / LABELS, np.ones(n, np.bool_), ids, {"label": label, "by": by}, beside)
+        undecided = int(sum(text is None for text in expert[~kept & ~confirmed]))
+        return {"machine": int(kept.sum()), "expert": n - int(kept.sum()) - undecided, "undecided": undecided}
+
+    def _earlier(self, folder: Path) -> NDArray[np.object_] | None:
+        """Return the labels in an earlier list of what is left to experts, by item; None if there are none."""
+        if not (folder / TODO).exists():
+            return None
+        with Table(folder / TODO) as table:
+            rows, labels = table.scalars("row").astype(np.int64) - 1, table.texts(_EXPERT).tolist()
+        if not any(labels):
+            return None
+        given = np.full(self.terms.items, "", dtype=object)
+        given[rows] = labels
+        return given
+
+    def _read(self, path: Path, rows: Integers) -> Filled:
+        """Read a file that experts filled in; refuse one whose rows are not those that were given to them."""
+        if not len(rows):
+            return Filled(expert=[], right=np.zeros(0))
+        with Table(path) as table:
+            needed = {"row", *([] if self.terms.columns.id is None else [self.terms.columns.id])}
+            if (absent := needed - table.types.keys()) or not {_EXPERT, _RIGHT} & table.types.keys():
+                name = min(absent) if absent else _EXPERT
+                raise ScoreLogError(
+                    f"{path}: there is no column '{name}'; fill in the file as it was written, with all columns"
+                )
+            numbers = table.scalars("row")
+            blank = np.full(table.rows, np.nan)
+            expert: list[str] = [""] * table.rows
+            if _EXPERT in table.types:
+                expert = [str(label) for label in table.texts(_EXPERT).tolist()]
+            right = _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else blank
+            ids = None if self.terms.columns.id is None else cell_hashes(table.text_bytes(self.terms.columns.id))
+        order = self._order(path, numbers, rows)
+        if ids is not None and self.items.ids is not None:
+            other = ids[order] != self.items.ids[rows]
+            if other.any():
+                raise ScoreLogError(
+                    f"{path}: row {rows[int(other.argmax())] + 1} has another id than in the table ({int(other.sum())} ids "
+                    "differ): ids were edited, or the file is of another table; restore them"
+                )
+        return Filled(expert=[expert[place].strip() for place in order.tolist()], right=right[order])
+
+    def _order(self, path: Path, numbers: Floats, rows: Integers) -> Integers:
+        """Return where each of some rows stands in a file; refuse a file with others."""
+        if np.isnan(numbers).any() or (numbers != np.floor(numbers)).any():
+            raise ScoreLogError(f"{path}: column 'row' must number every row; restore the numbers that were written")
+        given = numbers.astype(np.int64) - 1
+        distinct, counts = np.unique(given, return_counts=True)
+        problems = {
+            "twice": distinct[counts > 1],
+            "that were not given to experts (another draw's or table's)": np.setdiff1d(distinct, rows),
+            "missing": np.setdiff1d(rows, distinct),
+        }
+        for problem, which in problems.items():
+            if len(which):
+                some = ", ".join(str(row + 1) for row in which[:_FEW].tolist())
+                raise ScoreLogError(
+                    f"{path}: {len(which)} rows {problem}, such as {some}; keep the rows as they were written, and "
+                    "leave the label empty where there is none yet"
+                )
+        place = np.empty(self.terms.items, np.int64)
+        place[given] = np.arange(len(given))
+        return place[rows]
+
+
+def open_batch(folder: str | Path, source: object = None, *, secret: ProjectSecret | None = None) -> DrawnBatch:
+    """Open the folder of a batch, and check that neither its terms nor its table were changed since the draw.
+
+    Args:
+        folder: what `DrawnBatch.write` wrote.
+        source: the table; by default where it was at the draw.
+        secret: the project's secret.
+
+    Raises:
+        CertificateError: the terms were changed, or drawn with another secret.
+        ScoreLogError: the table was changed; the message says what.
+    """
+    folder, secret = Path(folder), secret or ProjectSecret.find()
+    terms = _read_terms(folder)
+    terms.check(secret, str(folder / TERMS))
+    source = _place(folder, terms.table) if source is None else source
+    with open_items(source) as table:
+        items = read_items(table, terms.columns, marked=False)
+        if items.digest != terms.digest or len(items.risk) != terms.items:
+            raise ScoreLogError(
+                f"{table.source}: {_what_changed(folder, terms, items)}; restore the table that was drawn from"
+            )
+    return DrawnBatch(source=source, terms=terms, items=items, draw=terms.drawn(secret))
+
+
+def read_labels(folder: str | Path, source: object = None) -> BatchLabels:
+    """Return a batch with what experts wrote about its sample, from its folder, for `verify`; see `open_batch`."""
+    batch = open_batch(folder, source)
+    return batch.labels(batch.read_sample(folder)[1])
+
+
+def _read_terms(folder: Path) -> BatchTerms:
+    try:
+        return msgspec.json.decode((folder / TERMS).read_bytes(), type=BatchTerms)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder / TERMS}: cannot be read ({error.strerror}); name the folder of `batch draw`"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{folder / TERMS}: is damaged ({error}); restore it") from error
+
+
+def _same_draw(one: BatchTerms, other: BatchTerms) -> bool:
+    """Tell whether two terms are of the same draw, whenever it was asked for and wherever the table is."""
+    elsewhere = {"created": "", "table": None, "signature": None}
+    return msgspec.structs.replace(one, **elsewhere) == msgspec.structs.replace(other, **elsewhere)
+
+
+def _place(folder: Path, table: str | None) -> str:
+    if table is None:
+        raise OptionError(f"{folder / TERMS}: the items were a frame; pass it again, source=")
+    return os.path.normpath(folder / table)
+
+
+def _what_changed(folder: Path, terms: BatchTerms, items: BatchItems) -> str:
+    """Return how a table differs from the one that was drawn from."""
+    n, columns = len(items.risk), [name for name, digest in items.columns.items() if terms.digests.get(name) != digest]
+    where = f"columns {', '.join(columns)}" if columns else "which label belongs to which item"
+    if n != terms.items:
+        return f"there are {n} rows, and there were {terms.items} at the draw"
+    try:
+        before = np.load(folder / _HASHES)
+    except (OSError, ValueError):
+        return f"it was changed since the draw ({where})"
+    changed = np.flatnonzero(before != items.hashes) if before.shape == items.hashes.shape else np.zeros(0, np.int64)
+    first = f", the first is row {changed[0] + 1}" if len(changed) else ""
+    return f"{len(changed)} rows were changed since the draw{first} ({where})"
+
+
+def _shown(table: ColumnReader, names: BatchColumns, *, show_answers: bool = False) -> list[str]:
+    """Return the columns that experts see: all but the machine's label, its confidence and what is known of the truth."""
+    hidden = {names.confidence, names.truth, *(() if show_answers else (names.answer,))}
+    first = [] if names.id is None else [names.id]
+    return [
+        *first,
+        *(name for name in table.types if name not in hidden and name not in {*first, "row", _EXPERT, _RIGHT}),
+    ]
+
+
+def _wrong(answer: str, expert: str, right: float, same: Comparison) -> float:
+    if right == right:
+        return 1 - right
+    return _UNKNOWN if expert in ("", _UNDECIDED) else float(not same(answer, expert))
+
+
+def _truths(path: Path, texts: Sequence[str]) -> Floats:
+    """Return yes and no as 1 and 0, and nothing as NaN."""
+    for row, text in enumerate(texts):
+        if text.strip().lower() not in {"", _UNDECIDED, *_TRUTHS}:
+            raise ScoreLogError(f"{path}: row {row + 1}, column '{_RIGHT}': {text!r:.40} is not yes or no; correct it")
+    return np.array([_TRUTHS.get(text.strip().lower(), np.nan) for text in texts])
+
+
+def _refuse_empty(path: Path, filled: Filled, rows: Integers) -> None:
+    if filled.empty.any():
+        some = ", ".join(str(row + 1) for row in rows[filled.empty][:_FEW].tolist())
+        raise ScoreLogError(
+            f"{path}: {int(filled.empty.sum())} of {len(rows)} items have no label yet, such as rows {some}; fill in column "
+            f"'{_EXPERT}', with {_UNDECIDED} where nobody can say"
+        )
+
+
+def _as_csv(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
+    return text.getvalue()
+
+
+# --- Planning ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlanRow:
+    """What a sample of this size may save.
+
+    Attributes:
+        sample: items that experts label to certify.
+        limit: wrong ones among them below the cutoff; -1 if the sample is too small.
+        saved: the share of all items whose machine label is kept, if confidences are what they say.
+        saved_if_twice: the same if twice as many labels are wrong as they say.
+    """
+
+    sample: int
+    limit: int
+    saved: float
+    saved_if_twice: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """How many items experts should label.
+
+    Attributes:
+        items: how many there are.
+        error, confidence: of the promise.
+        best: the size of the sample, among those shown, that saves most.
+        rows: what several sizes may save.
+    """
+
+    items: int
+    error: float
+    confidence: float
+    best: int
+    rows: tuple[BatchPlanRow, ...]
+
+
+def plan_batch(
+    source: object,
+    *,
+    error: Number,
+    confidence: Number = 0.95,
+    samples: Sequence[int] = (),
+    columns: BatchColumns | None = None,
+) -> BatchPlan:
+    """Show what samples of several sizes may save, by the confidences of the machine, which may be wrong.
+
+    Nothing is drawn. The promise does not rest on the confidences; how much is saved does.
+
+    Args:
+        source: as for `draw_batch`.
+        error: the largest share of all items that may be kept with a wrong machine label.
+        confidence: the probability of the promise.
+        samples: sizes to show; by default some that are usual for as many items.
+        columns: as for `draw_batch`.
+
+    Raises:
+        OptionError: confidences are no probabilities, so that nothing can be expected from them.
+    """
+    share, level = check_shares(error, confidence)
+    with open_items(source) as table:
+        items = read_items(table, columns or BatchColumns(id="id" if "id" in table.types else None), marked=False)
+        if items.labelled.any() and items.risk[items.labelled].min() < 0:
+            highest = 1 - float(items.risk[items.labelled].min())
+            raise OptionError(
+                f"{table.source}: confidences go up to {highest:g}, so they are no probabilities and nothing can be "
+                "expected from them; write 87 as 87% or 0.87, or draw without a plan"
+            )
+    n, risk = len(items.risk), np.sort(items.risk[items.labelled])
+    sizes = sorted(dict.fromkeys(samples)) or [size for size in _usual_samples(n) if size < n]
+    if not sizes or not all(0 < size <= n for size in sizes):
+        raise OptionError(f"a sample has 1 to {n} items; got {list(sizes)}")
+    expected = [np.cumsum(np.minimum(times * risk, 1.0)) for times in (1, 2)]
+    rows = list[BatchPlanRow]()
+    for size in sizes:
+        limit = hypergeometric_limit(n, wrong_allowed(float(share), n), size, level)
+        saved, twice = (_saved(wrong, size, limit, wrong_allowed(float(share), n), n) for wrong in expected)
+        rows.append(BatchPlanRow(sample=size, limit=limit, saved=saved, saved_if_twice=twice))
+    best = max(rows, key=lambda row: row.saved + row.saved_if_twice)
+    return BatchPlan(items=n, error=float(share), confidence=float(1 - level), best=best.sample, rows=tuple(rows))
+
+
+def _usual_samples(n: int) -> list[int]:
+    """Return 1, 2 and 5 times each power of ten, and a tenth, fifth and third of all."""
+    return sorted({1, *(lead * 10**k for k in range(2, 8) for lead in (1, 2, 3, 5)), n // 10, n // 5, n // 3} - {0, 1})
+
+
+def _saved(wrong: Floats, sample: int, limit: int, allowed: int, n: int) -> float:
+    """Return the share of items kept: up to where the sample is expected to hold one wrong item more than the limit."""
+    before = int(np.searchsorted(wrong, (limit + 1) * n / sample)) if limit >= 0 else 0
+    return max(before * (1 - sample / n), min(allowed, n - sample)) / n

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from conformal_arbitrage.calibration.batch import read_labels
 from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import ON_THIS_LOG, Certificate, Decisions
@@ -215,7 +216,7 @@ def _show_certificate(
 
 def _facts_of(certificate: Certificate, *, full: bool) -> list[tuple[str, str]]:
     facts = certificate.facts()
-    if not full or certificate.is_cascade:
+    if not full or certificate.is_cascade or certificate.is_batch:
         return facts
     return [*facts, *certificate.further_facts(), ("many decisions", certificate.luck)]
 
@@ -294,12 +295,16 @@ def verify_command(
 
     \b
     arbitrage verify certificate.json log.parquet
+    arbitrage verify batch/certificate.json answers.csv       with what experts wrote beside it
     """
     loaded = options.load_certificate(certificate)
     try:
-        scores = options.log_of(loaded, log, primary_column, guardian_column, outcomes, engine)
-        place = options.place_of(scores, engine, jobs)
-        verification = verify(loaded, scores, engine=place, progress=tell_pass)
+        if loaded.is_batch:
+            verification = verify(loaded, read_labels(Path(certificate).parent, log))
+        else:
+            scores = options.log_of(loaded, log, primary_column, guardian_column, outcomes, engine)
+            place = options.place_of(scores, engine, jobs)
+            verification = verify(loaded, scores, engine=place, progress=tell_pass)
     except ScoreLogError as error:
         click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
         raise SystemExit(1) from error

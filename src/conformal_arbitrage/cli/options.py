@@ -759,4 +759,5 @@ def _checked(certificate: Certificate, path: str) -> Certificate:
 
 def columns_of(certificate: Certificate, primary: str | None, guardian: str | None) -> tuple[str, str]:
     """Return the columns named by options, otherwise those the certificate was made with."""
+    certificate.refuse_cascade()
     return primary or certificate.evidence.columns["primary"], guardian or certificate.evidence.columns["guardian"]

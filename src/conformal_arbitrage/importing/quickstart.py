@@ -17,7 +17,7 @@ from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
 from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import read_confidence
-from conformal_arbitrage.scorelog.tables import Table
+from conformal_arbitrage.scorelog.tables import ColumnReader, Table
 
 Have = Literal["csv", "endpoints", "eval"]
 CONFIG, LOG, PLAN, CERTIFICATE = "arbitrage.toml", "log.parquet", "route.toml", "certificate.json"
@@ -184,6 +184,20 @@ def _from_table(path: str) -> tuple[str, str | None, int]:
     )
 
 
+_ANSWERS = ("answer", "prediction", "predicted", "machine_label", "model_answer", "model_label", "response", "output")
+_TRUTHS = ("truth", "expert", "gold", "human", "human_label", "reference", "target", "expected")
+
+
+def label_columns(table: ColumnReader) -> dict[str, str | None]:
+    """Return which columns of a table hold a machine's labels, its confidence, ids and the truth; None where in doubt."""
+    names = list(table.types)
+    answer, truth = (next((name for name in usual if name in names), None) for usual in (_ANSWERS, _TRUTHS))
+    usable = [name for name in names if name not in (answer, truth) and _words(name) & {*_SURE, *_CONFIDENCES}]
+    sure = next((name for name in _CONFIDENCES if name in usable), usable[0] if len(usable) == 1 else None)
+    id = "id" if "id" in names else _id_column(table, names)
+    return {"answer": answer, "confidence": sure, "id": id, "truth": truth}
+
+
 def _wide_pair(names: Sequence[str]) -> tuple[list[str], list[str]] | None:
     """Return the columns of two models that name the same options behind two prefixes, the Guardian's second."""
     models: dict[str, dict[str, str]] = {}
@@ -222,7 +236,7 @@ def _router_columns(table: Table, names: Sequence[str]) -> tuple[str, str, str] 
     return (sures[0], ours, theirs) if len(sures) == 1 else None
 
 
-def _id_column(table: Table, names: Sequence[str]) -> str | None:
+def _id_column(table: ColumnReader, names: Sequence[str]) -> str | None:
     """Return the one column with "id" in its name and another value in each row, where none is called id."""
     called = [name for name in names if "id" in _words(name)] if "id" not in table.types else []
     distinct = [name for name in called if len(set(table.texts(name).tolist()) - {""}) == table.rows]

@@ -848,7 +848,7 @@ def _read_cost(table: Table, role: str) -> Usage:
     return Usage(cost=table.scalars(name) if name in table.types else None)
 
 
-def read_confidence(table: Table, name: str) -> tuple[Floats, str | None]:
+def read_confidence(table: ColumnReader, name: str) -> tuple[Floats, str | None]:
     """Read a column of confidences, and say what it held if numbers of 0 or more had to be made of it.
 
     Percentages ("87 %") become shares, words ("high") a number that only their order matters of, and a column without a
@@ -872,7 +872,7 @@ def _read_grades(table: Table, name: str, *, high: float) -> Floats:
     return _checked(table, name, table.scalars(name, truths=True), high=high)
 
 
-def _checked(table: Table, name: str, values: Floats, *, high: float) -> Floats:
+def _checked(table: ColumnReader, name: str, values: Floats, *, high: float) -> Floats:
     """Return a column of grades; an error names the file and the column as it is called there."""
     try:
         return grades(values, name, high=high)
@@ -1097,6 +1097,16 @@ def row_hashes(digits: int, offsets: Integers, arrays: Iterable[NDArray[Any]], i
     if ids is not None:
         rows += _mixed(_text_hashes(ids))
     return _mixed(rows)
+
+
+def cell_hashes(cells: Floats | TextBytes) -> Words:
+    """Return the hash of each cell of a column, numbers or texts."""
+    hashes = np.empty(len(cells), np.uint64)
+    for start in range(0, len(cells), AT_ONCE):
+        block = slice(start, min(start + AT_ONCE, len(cells)))
+        some = cells[block]
+        hashes[block] = _mixed(_text_hashes(some) if isinstance(some, TextBytes) else (some + 0.0).view(np.uint64))
+    return hashes
 
 
 def _text_hashes(texts: TextBytes) -> Words:

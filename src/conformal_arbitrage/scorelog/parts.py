@@ -93,6 +93,24 @@ def find_files(*sources: str) -> list[str]:
     return list({_identity(path): path for path in reversed(paths)}.values())[::-1]
 
 
+class PartsTable(ColumnReader):
+    """Many Parquet files opened for reading as one table, column by column, in the order of their names."""
+
+    def __init__(self, source: str) -> None:
+        """Find and open the files.
+
+        Raises:
+            ScoreLogError: there are none, or they cannot be read as one table.
+        """
+        files = find_files(source)
+        super().__init__(
+            source, hint="are all files complete, with the same columns?", connection=partial(open_storage, source)
+        )
+        names = ", ".join(literal(escaped(path)) for path in files)
+        self._run(f"create temp view source as select * from read_parquet([{names}], hive_partitioning=false)")
+        self._describe()
+
+
 def _found(source: str) -> Sequence[str]:
     if scheme_of(source) == _LOCAL:
         source = source.removeprefix(f"{_LOCAL}://")

@@ -556,10 +556,63 @@ class ColumnReader:
 
     def text_bytes(self, name: str) -> TextBytes:
         """Return a column as text in UTF-8, which `texts` and `ids` make arrays of."""
+        return self._read(text_bytes, f"select {self._as_text(name)} as v from source")
+
+    def _as_text(self, name: str) -> str:
+        """Return a column as SQL that makes text of it."""
         column, kind = quoted(name), self.types[name]
         nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
-        text = f"to_json({column})::varchar" if nested else f"{column}::varchar"
-        return self._read(text_bytes, f"select {text} as v from source")
+        return f"to_json({column})::varchar" if nested else f"{column}::varchar"
+
+    def row_texts(self, names: Sequence[str]) -> TextBytes:
+        """Return several columns as one text per row."""
+        cells = ", ".join(f"coalesce({self._as_text(name)}, '')" for name in names)
+        return self._read(text_bytes, f"select concat_ws(chr(31), {cells}) as v from source")
+
+    def some_rows(self, rows: Integers, names: Sequence[str]) -> list[list[str | None]]:
+        """Return the cells of some rows as text, in the order of `rows`, which are counted from 0."""
+        picked = np.zeros(self.rows, np.bool_)
+        picked[rows] = True
+        cells = ", ".join(f"{self._as_text(name)}::varchar as c{k}" for k, name in enumerate(names))
+        with self._beside({"picked": picked}):
+            columns = self._query(f"select {cells} from beside positional join source where picked")
+        texts = [[None if cell is None else str(cell) for cell in column.tolist()] for column in columns.values()]
+        return [[column[place] for column in texts] for place in np.argsort(np.argsort(rows))]
+
+    def copy_rows(
+        self,
+        target: str | Path,
+        picked: Bools,
+        names: Sequence[str],
+        further: Mapping[str, str],
+        beside: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        """Write some rows to a CSV file, numbered from 1, whole or not at all; memory does not grow with them.
+
+        Args:
+            target: the file.
+            picked: which rows.
+            names: the columns.
+            further: columns that are not in the table, as SQL over those that are and those beside it.
+            beside: arrays with one value per row of the table.
+        """
+        numbered = {"row": np.arange(1, self.rows + 1), "picked": picked, **(beside or {})}
+        cells = [f"source.{quoted(name)}" for name in names] + [
+            f"{sql} as {quoted(name)}" for name, sql in further.items()
+        ]
+        select = ", ".join(["beside.row as row", *cells])
+        with self._beside(numbered), replacing(Path(target)) as draft:
+            rows = f"select {select} from beside positional join source where beside.picked"
+            self._run(f"copy ({rows}) to {literal(str(draft))} (format csv, header)")
+
+    @contextmanager
+    def _beside(self, columns: dict[str, NDArray[Any]]) -> Generator[None]:
+        """Put columns, one value per row, beside the table."""
+        self._connection.register("beside", columns)
+        try:
+            yield
+        finally:
+            self._connection.unregister("beside")
 
     def text_lists(self, name: str) -> tuple[Strings, Integers]:
         """Return a column of lists of text: flat, and each row's length (-1 for null)."""

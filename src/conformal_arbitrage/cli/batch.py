@@ -1,0 +1,259 @@
+"""Commands on batches: plan, draw, certify and finish a pile of items with machine labels."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from conformal_arbitrage.calibration.batch import (
+    CERTIFICATE,
+    FIGURE,
+    KEPT,
+    LABELS,
+    SAMPLE,
+    TERMS,
+    TODO,
+    BatchColumns,
+    BatchPlan,
+    DrawnBatch,
+    draw_batch,
+    open_batch,
+    open_items,
+    plan_batch,
+)
+from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.promises import Cutoff
+from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.cli import options
+from conformal_arbitrage.cli.output import print_facts, print_json, print_progress, print_table, warn, wrapped
+from conformal_arbitrage.importing.quickstart import label_columns
+
+_promise = options.chained(
+    click.option(
+        "--error", type=options.SHARE, required=True, metavar="E",
+        help="The largest share of all items that may be kept with a wrong label, such as 0.05 or 5%.",
+    ),
+    click.option(
+        "--confidence", type=options.SHARE, default="0.95", show_default=True, metavar="C",
+        help="The probability of the promise.",
+    ),
+)  # fmt: skip
+_columns = options.chained(
+    click.option("--answer-column", metavar="NAME", help="Column of the machine's labels.  [default: as it is called]"),
+    click.option(
+        "--confidence-column", metavar="NAME", help="Column of its confidence in them.  [default: as it is called]"
+    ),
+    click.option("--truth-column", metavar="NAME", help="Column of labels that experts have given already."),
+    click.option("--id-column", metavar="NAME", help="Column of ids.  [default: id, if there is one]"),
+)
+
+
+@click.group("batch", cls=options.WrappingGroup)
+def batch_command() -> None:
+    """Keep the machine's labels of a pile of items where that is safe; experts label the rest.
+
+    \b
+    arbitrage batch plan answers.csv --error 5%
+    arbitrage batch draw answers.csv --error 5% --sample 500 -o batch
+    arbitrage batch certify batch
+    arbitrage batch finish batch
+    """
+
+
+@batch_command.command("plan")
+@click.argument("table")
+@_promise
+@click.option(
+    "--sample", "samples", type=click.IntRange(1), multiple=True, metavar="K", help="A size to show; may be repeated."
+)
+@_columns
+@options.as_json
+def batch_plan_command(
+    table: str, *, error: str, confidence: str, samples: tuple[int, ...], as_json: bool, **named: str | None
+) -> None:
+    """Show how many labels samples of several sizes may save, by what the machine says of itself.
+
+    \b
+    arbitrage batch plan answers.csv --error 0.05 --confidence 0.95
+    """
+    plan = plan_batch(table, error=error, confidence=confidence, samples=samples, columns=_named(table, named))
+    if as_json:
+        print_json(plan)
+    else:
+        _show_plan(plan)
+
+
+def _show_plan(plan: BatchPlan) -> None:
+    print_table(
+        ["experts label", "wrong among them", "labels saved", "if twice as many are wrong"],
+        [
+            [
+                f"{row.sample}",
+                "says nothing" if row.limit < 0 else f"up to {row.limit}",
+                f"{100 * row.saved:.1f} %",
+                f"{100 * row.saved_if_twice:.1f} %",
+            ]
+            for row in plan.rows
+        ],
+        title=f"{plan.items} items, at most {plan.error:g} of them wrong, with probability {plan.confidence:g}",
+    )
+    click.echo(
+        wrapped(
+            f"Of these sizes {plan.best} saves most. Savings are expected from the confidences as they are stated; the "
+            "promise does not rest on them."
+        )
+    )
+
+
+@batch_command.command("draw")
+@click.argument("table")
+@_promise
+@click.option("--sample", type=click.IntRange(1), required=True, metavar="K", help="Items that experts label.")
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="A new folder for the batch.")
+@click.option("--show-answers", is_flag=True, help="Show experts the machine's labels, which may sway them.")
+@_columns
+@options.as_json
+def batch_draw_command(
+    table: str,
+    *,
+    error: str,
+    confidence: str,
+    sample: int,
+    output: str,
+    show_answers: bool,
+    as_json: bool,
+    **named: str | None,
+) -> None:
+    """Draw the items that experts label, and fix everything else.
+
+    The sample follows from the rows and the project's secret; a second draw from the same items says so.
+
+    \b
+    arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch
+    """
+    columns = _named(table, named)
+    batch = draw_batch(table, error=error, confidence=confidence, sample=sample, columns=columns)
+    begun = (Path(output) / TERMS).exists()
+    batch.write(output, show_answers=show_answers)
+    if as_json:
+        print_json({**_terms(batch), "folder": output, "begun": begun})
+        return
+    _say_draw(batch, begun=begun)
+    click.echo(
+        wrapped(
+            f"{'As it was' if begun else 'Written'}: {Path(output) / SAMPLE}. Fill in its column `expert` for all "
+            f"{sample} items, with ? where nobody can say; then run `arbitrage batch certify {output}`."
+        )
+    )
+
+
+def _say_draw(batch: DrawnBatch, *, begun: bool) -> None:
+    terms, items = batch.terms, batch.items
+    columns = terms.columns
+    unlabelled = terms.items - int(items.labelled.sum())
+    facts = [
+        ("items", f"{terms.items}" + (f", {unlabelled} without a machine label go to experts" if unlabelled else "")),
+        (
+            "columns",
+            f"label {columns.answer}, confidence {columns.confidence}, id {columns.id or 'the number of the row'}",
+        ),
+        ("promise", f"at most {terms.error:g} of all items kept with a wrong label, probability {terms.promised:g}"),
+    ]
+    if columns.truth is not None:
+        facts.append(("experts", f"what {columns.truth} says already is filled in"))
+    if items.converted:
+        facts.append(("confidences", f"{items.converted}, which are converted"))
+    print_facts(facts)
+    if terms.draw > 1 and not begun:
+        warn(
+            f"this is draw {terms.draw} from these items, so the promise over all of them is {terms.promised:g}; the same "
+            "ids or contents were drawn from before"
+        )
+
+
+@batch_command.command("certify")
+@click.argument("folder")
+@click.option("--table", metavar="FILE", help="The table, if it was moved since the draw.")
+@options.as_json
+def batch_certify_command(folder: str, *, table: str | None, as_json: bool) -> None:
+    """Say which machine labels are kept, from what experts wrote into the sample; what is left goes to them.
+
+    \b
+    arbitrage batch certify batch
+    """
+    secret = ProjectSecret.find()
+    batch = open_batch(folder, table, secret=secret)
+    filled, wrong = batch.read_sample(folder)
+    certificate = batch.certify(wrong).sign(secret)
+    batch.write_certified(folder, certificate, tell=print_progress)
+    waiting, kept = int(filled.empty.sum()), certificate.rule.kept if isinstance(certificate.rule, Cutoff) else 0
+    unsaid = [int(row) + 1 for row, said in zip(batch.rows, wrong, strict=True) if said != said]
+    if as_json:
+        print_json(certificate.to_dict() | {"without_verdict": unsaid})
+        return
+    if unsaid:
+        some = ", ".join(map(str, unsaid[:10]))
+        warn(
+            f"{len(unsaid)} items of the sample have no verdict ({waiting} not labelled yet) and count as wrong, such as "
+            f"rows {some}; label them and certify again"
+        )
+    print_facts(certificate.facts())
+    click.echo(f"\n{wrapped(certificate.summary)}\n")
+    left = batch.terms.items - kept - len(batch.rows)
+    click.echo(
+        wrapped(
+            f"Written to {folder}: {CERTIFICATE}, {KEPT} ({kept}), {TODO} ({left} for experts), {FIGURE}. When {TODO} is "
+            f"filled in, run `arbitrage batch finish {folder}`."
+        )
+    )
+
+
+@batch_command.command("finish")
+@click.argument("folder")
+@click.option("--table", metavar="FILE", help="The table, if it was moved since the draw.")
+@options.as_json
+def batch_finish_command(folder: str, *, table: str | None, as_json: bool) -> None:
+    """Write the label of every item with who gave it, once experts have labelled what was left to them.
+
+    \b
+    arbitrage batch finish batch
+    """
+    secret = ProjectSecret.find()
+    batch = open_batch(folder, table, secret=secret)
+    certificate = Certificate.load(Path(folder) / CERTIFICATE, secret=secret)
+    counts = batch.finish(folder, certificate)
+    if as_json:
+        print_json({"file": str(Path(folder) / LABELS), **counts})
+        return
+    click.echo(
+        wrapped(
+            f"Written: {Path(folder) / LABELS}, {batch.terms.items} items: {counts['machine']} labels of the machine, "
+            f"{counts['expert']} of experts, {counts['undecided']} undecided.\n{certificate.summary}"
+        )
+    )
+
+
+def _named(table: str, named: dict[str, str | None]) -> BatchColumns:
+    """Return the columns as they were named, the others as they are called in the table."""
+    with open_items(table) as reader:
+        called = label_columns(reader)
+    return BatchColumns(
+        answer=named["answer_column"] or called["answer"] or "answer",
+        confidence=named["confidence_column"] or called["confidence"] or "confidence",
+        id=named["id_column"] or called["id"],
+        truth=named["truth_column"] or called["truth"],
+    )
+
+
+def _terms(batch: DrawnBatch) -> dict[str, Any]:
+    terms = batch.terms
+    return {
+        "items": terms.items,
+        "sample": terms.sample,
+        "error": terms.error,
+        "confidence": terms.promised,
+        "draw": terms.draw,
+        "columns": {name: getattr(terms.columns, name) for name in terms.columns.__struct_fields__},
+        "converted": batch.items.converted,
+        "without_label": terms.items - int(batch.items.labelled.sum()),
+    }

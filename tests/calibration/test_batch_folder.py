@@ -1,0 +1,377 @@
+"""Batches of a table: draw, label, certify and finish in a folder; hostile tables and files; repeated draws."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars
+import pytest
+
+from conformal_arbitrage import (
+    ArbitrageError,
+    BatchColumns,
+    Certificate,
+    CertificateError,
+    OptionError,
+    ProjectSecret,
+    ScoreLogError,
+    draw_batch,
+    open_batch,
+    plan_batch,
+    verify,
+)
+from conformal_arbitrage.calibration.batch import read_labels
+from conformal_arbitrage.cli import cli
+
+SECRET = ProjectSecret((b"a secret of these tests",))
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """Draws are noted in a folder of this test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a secret of these tests".replace(" ", "-"))
+    monkeypatch.chdir(tmp_path)
+
+
+def table_of(n=400, seed=1, labels=("yes", "no", "perhaps")):
+    """Return rows of a table whose machine is right as often as it says."""
+    rng, rows = np.random.default_rng(seed), []
+    for k in range(n):
+        confidence = round(float(rng.uniform(0.4, 1)), 2)
+        truth = str(rng.choice(labels))
+        others = [label for label in labels if label != truth]
+        answer = truth if rng.random() < confidence else str(rng.choice(others))
+        rows.append(
+            {"id": f"item-{k}", "text": f"text {seed} {k}", "answer": answer, "confidence": confidence, "truth": truth}
+        )
+    return rows
+
+
+def write_rows(path, rows):
+    with Path(path).open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def read_rows(path):
+    with Path(path).open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+COLUMNS = BatchColumns(id="id")
+
+
+def drawn(rows, sample=100, error=0.1, folder="batch", table="answers.csv", **how):
+    batch = draw_batch(write_rows(table, rows), error=error, sample=sample, columns=COLUMNS, **how)
+    batch.write(folder)
+    return batch
+
+
+def label(path, rows, change=lambda rows: rows):
+    """Let experts fill in a file."""
+    truth = {row["id"]: row["truth"] for row in rows}
+    filled = [{**row, "expert": truth[row["id"]]} for row in read_rows(path)]
+    write_rows(path, change(filled))
+
+
+def without_truth(rows):
+    return [{name: cell for name, cell in row.items() if name != "truth"} for row in rows]
+
+
+def certify(folder="batch"):
+    batch = open_batch(folder)
+    certificate = batch.certify(batch.read_sample(folder)[1]).sign(ProjectSecret.find())
+    batch.write_certified(folder, certificate)
+    return certificate
+
+
+def test_a_batch_from_its_table_to_all_labels():
+    rows = table_of()
+    drawn(without_truth(rows))
+    shown = read_rows("batch/sample.csv")
+    assert len(shown) == 100
+    assert set(shown[0]) == {"row", "id", "text", "expert"}  # the machine's label sways nobody
+    assert all(rows[int(row["row"]) - 1]["id"] == row["id"] for row in shown)
+    label("batch/sample.csv", rows)
+    certificate = certify()
+    kept, todo = read_rows("batch/kept.csv"), read_rows("batch/todo.csv")
+    assert len(kept) == certificate.rule.kept > 0
+    ids = [row["id"] for part in (shown, kept, todo) for row in part]
+    assert sorted(ids) == sorted(row["id"] for row in rows)
+    assert Path("batch/figure.svg").read_text().startswith("<svg xmlns")
+    with pytest.raises(ScoreLogError, match=r"todo\.csv: \d+ of \d+ items have no label yet"):
+        open_batch("batch").finish("batch", certificate)
+    label("batch/todo.csv", rows, lambda filled: [{**filled[0], "expert": "?"}, *filled[1:]])
+    counts = open_batch("batch").finish("batch", certificate)
+    labels = read_rows("batch/labels.csv")
+    assert counts == {"machine": len(kept), "expert": len(shown) + len(todo) - 1, "undecided": 1}
+    assert [row["id"] for row in labels] == [row["id"] for row in rows]
+    truth = {row["id"]: row["truth"] for row in rows}
+    assert all(row["label"] == truth[row["id"]] for row in labels if row["by"] == "expert")
+    assert verify(Certificate.load("batch/certificate.json"), read_labels("batch")).ok
+
+
+def test_truth_that_the_table_has_is_filled_in():
+    rows = table_of()
+    columns = BatchColumns(id="id", truth="truth")
+    draw_batch(write_rows("answers.csv", rows), error=0.1, sample=100, columns=columns).write("batch")
+    certificate = certify()
+    assert certificate.evidence.missing_guardian_rows == 0
+    assert open_batch("batch").finish("batch", certificate)["undecided"] == 0
+
+
+def test_labelling_goes_on_where_it_stopped():
+    rows = table_of()
+    batch = drawn(without_truth(rows))
+    label("batch/sample.csv", rows, lambda filled: [*filled[:60], *({**row, "expert": ""} for row in filled[60:])])
+    batch.write("batch")  # the same draw again
+    assert sum(bool(row["expert"]) for row in read_rows("batch/sample.csv")) == 60
+    half = certify()
+    assert half.evidence.missing_guardian_rows == 40
+    label("batch/todo.csv", rows, lambda filled: filled[:1] + [{**row, "expert": ""} for row in filled[1:]])
+    first = read_rows("batch/todo.csv")[0]
+    label("batch/sample.csv", rows)
+    whole = certify()
+    assert whole.rule.kept >= half.rule.kept
+    again = {row["id"]: row["expert"] for row in read_rows("batch/todo.csv")}
+    assert again.get(first["id"], first["expert"]) == first["expert"]
+
+
+def test_verdicts_may_say_right_or_wrong():
+    rows = table_of()
+    drawn(without_truth(rows))
+    answers = {row["id"]: row["answer"] == row["truth"] for row in rows}
+    said = [{**row, "right": "yes" if answers[row["id"]] else "no"} for row in read_rows("batch/sample.csv")]
+    write_rows("batch/sample.csv", said)
+    by_mark = certify()
+    for row in said:
+        del row["right"]
+    write_rows("batch/sample.csv", said)
+    label("batch/sample.csv", rows)
+    assert certify().rule == by_mark.rule
+
+
+# --- What is refused ---
+
+
+def bad_table(change):
+    rows = without_truth(table_of(60))
+    change(rows)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[3].update(confidence="NaN"), "row 4 has a label in 'answer' and no number"),
+        (lambda rows: rows[3].update(confidence=""), "row 4 has a label in 'answer' and no number"),
+        (lambda rows: rows[3].update(confidence=-0.5), "row 4.*must be 0 or more"),
+        (lambda rows: rows[3].update(confidence="quite"), "row 4.*is not a number"),
+        (lambda rows: rows[3].update(confidence="87 %"), "row 4.*is not a number"),
+        (lambda rows: rows[3].update(id="item-0"), "rows 1 and 4 have the id 'item-0'"),
+        (lambda rows: rows[3].update(id=""), "row 4 has no id"),
+        (lambda rows: [row.pop("answer") for row in rows], "no column 'answer'.*--answer-column"),
+    ],
+)
+def test_a_bad_table_is_refused(change, message):
+    with pytest.raises(ScoreLogError, match=message):
+        drawn(bad_table(change))
+    assert not Path("batch").exists()
+    assert not Path("config/conformal-arbitrage/arbitrage-batches.json").exists()
+
+
+def test_percentages_are_converted_and_items_without_a_label_go_to_experts():
+    rows = without_truth(table_of(60))
+    for row in rows:
+        row["confidence"] = f"{100 * row['confidence']:.0f} %"
+    rows[5].update(answer="", confidence="")
+    batch = drawn(rows, sample=20)
+    assert batch.items.converted == "percentages"
+    assert batch.items.labelled.sum() == 59
+    assert batch.items.risk[batch.items.labelled].min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [{**rows[0], "id": "item-x"}, *rows[1:]], "has another id than in the table"),
+        (lambda rows: [*rows, {**rows[0], "row": "399" if rows[0]["row"] != "399" else "398"}], "were not given|twice"),
+        (lambda rows: rows[1:], "1 rows missing"),
+        (lambda rows: [*rows, rows[0]], "1 rows twice"),
+        (lambda rows: [{**rows[0], "row": "9999"}, *rows[1:]], "not given to experts"),
+        (lambda rows: [{**rows[0], "row": "first"}, *rows[1:]], "is not a number"),
+        (lambda rows: [{k: v for k, v in row.items() if k != "row"} for row in rows], "no column 'row'"),
+        (lambda rows: [{k: v for k, v in row.items() if k != "expert"} for row in rows], "no column 'expert'"),
+        (lambda rows: [{**row, "right": "maybe"} for row in rows], "is not yes or no"),
+    ],
+)
+def test_a_sample_that_was_spoiled_is_refused_and_nothing_is_lost(change, message):
+    rows = table_of()
+    drawn(without_truth(rows))
+    label("batch/sample.csv", rows, change)
+    before = Path("batch/sample.csv").read_bytes()
+    with pytest.raises(ScoreLogError, match=message):
+        certify()
+    assert Path("batch/sample.csv").read_bytes() == before
+    assert not Path("batch/certificate.json").exists()
+
+
+def test_the_sample_of_another_table_is_refused():
+    drawn(without_truth(table_of()))
+    drawn(without_truth(table_of(seed=2)), folder="other", table="other.csv")
+    shutil.copy("other/sample.csv", "batch/sample.csv")
+    with pytest.raises(ScoreLogError, match="another draw's or table's"):
+        certify()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows[6].update(answer="changed"), r"1 rows were changed .*, the first is row 7 \(columns answer\)"),
+        (lambda rows: rows[6].update(confidence=0.123), r"the first is row 7 \(columns confidence\)"),
+        (lambda rows: rows.pop(), "there are 399 rows, and there were 400"),
+        (lambda rows: rows[0].update(id="other"), "columns id"),
+    ],
+)  # fmt: skip
+def test_a_changed_table_is_refused_with_what_changed(change, message):
+    rows = without_truth(table_of())
+    drawn(rows)
+    change(rows)
+    write_rows("answers.csv", rows)
+    with pytest.raises(ScoreLogError, match=message):
+        open_batch("batch")
+
+
+@pytest.mark.parametrize("field", ["error", "confidence", "sample", "draw", "promised"])
+def test_terms_that_were_changed_after_the_draw_are_refused(field):
+    drawn(without_truth(table_of()))
+    terms = json.loads(Path("batch/batch.json").read_text())
+    terms[field] *= 2
+    Path("batch/batch.json").write_text(json.dumps(terms))
+    with pytest.raises(CertificateError, match="changed after the draw"):
+        open_batch("batch")
+    with pytest.raises(CertificateError, match="drawn with another secret"):
+        open_batch("batch", secret=SECRET)
+
+
+def test_a_folder_keeps_its_draw():
+    rows = without_truth(table_of())
+    drawn(rows)
+    before = {path.name: path.read_bytes() for path in Path("batch").iterdir()}
+    with pytest.raises(ArbitrageError, match="holds another draw"):
+        drawn(rows, sample=120)
+    assert {path.name: path.read_bytes() for path in Path("batch").iterdir()} == before
+
+
+# --- Draws from the same items ---
+
+
+def test_a_second_draw_is_recognised_though_cells_were_edited():
+    rows = without_truth(table_of())
+    first = drawn(rows)
+    assert (first.terms.draw, first.terms.promised) == (1, 0.95)
+    rows[0]["text"] = "edited"
+    rows[1]["confidence"] = 0.5
+    second = drawn(rows, folder="second", table="second.csv")
+    assert (second.terms.draw, second.terms.promised) == (2, 0.9)
+    assert not np.array_equal(first.rows, second.rows)
+    renamed = [{**row, "id": f"other-{k}"} for k, row in enumerate(rows)]
+    third = drawn(renamed[::-1], folder="third", table="third.csv", confidence=0.9)
+    assert (third.terms.draw, third.terms.promised) == (3, 0.8)
+    assert "the 2 earlier" in third.certify(np.zeros(100)).guarantee
+
+
+def test_the_same_draw_again_has_the_same_sample_and_other_items_begin_anew():
+    rows = without_truth(table_of())
+    first, again = drawn(rows), drawn(rows)
+    assert np.array_equal(first.rows, again.rows)
+    assert again.terms.draw == 1
+    other = [{**row, "id": f"b-{k}"} for k, row in enumerate(without_truth(table_of(seed=9)))]
+    assert drawn(other, folder="other", table="other.csv").terms.draw == 1
+
+
+def test_too_many_draws_promise_nothing():
+    rows = without_truth(table_of())
+    for k in range(3):
+        drawn(rows, sample=100 + k, folder=f"batch-{k}", confidence=0.7)
+    with pytest.raises(OptionError, match=r"draw 4 from these items.*nothing is promised"):
+        drawn(rows, sample=110, folder="last", confidence=0.7)
+
+
+# --- Frames, folders, plans ---
+
+
+def test_a_frame_is_drawn_from_and_certified():
+    rows = table_of()
+    batch = draw_batch(polars.DataFrame(without_truth(rows)), error=0.1, sample=100)
+    wrong = [rows[row]["answer"] != rows[row]["truth"] for row in batch.rows.tolist()]
+    certificate = batch.certify(wrong)
+    assert verify(certificate, batch.labels(wrong)).ok
+
+
+def test_a_folder_of_parquet_files_is_one_table():
+    rows = without_truth(table_of())
+    Path("parts").mkdir()
+    for k in range(4):
+        polars.DataFrame(rows[100 * k : 100 * (k + 1)]).write_parquet(f"parts/part-{k}.parquet")
+    batch = draw_batch("parts", error=0.1, sample=100, columns=COLUMNS)
+    batch.write("batch")
+    assert all(rows[int(row["row"]) - 1]["id"] == row["id"] for row in read_rows("batch/sample.csv"))
+    certificate = certify()
+    assert len(read_rows("batch/kept.csv")) == certificate.rule.kept
+
+
+def test_a_plan_shows_what_samples_may_save():
+    plan = plan_batch(polars.DataFrame(table_of(2000)), error=0.05, samples=[20, 100, 200, 2000])
+    shares = {row.sample: row.saved for row in plan.rows}
+    assert plan.best in shares
+    assert shares[2000] == 0
+    assert plan.rows[0].limit == -1
+    assert all(row.saved_if_twice <= row.saved for row in plan.rows)
+    with pytest.raises(OptionError, match=r"write 87 as 87% or 0\.87"):
+        plan_batch(polars.DataFrame([{**row, "confidence": 87.0} for row in table_of(50)]), error=0.05)
+
+
+# --- The command line ---
+
+
+def run(*arguments, status=0):
+    from click.testing import CliRunner
+
+    shown = CliRunner().invoke(cli, list(arguments))
+    assert shown.exit_code == status, shown.output
+    return shown
+
+
+def test_the_commands_go_from_a_table_to_all_labels():
+    rows = table_of()
+    write_rows("answers.csv", rows)
+    assert "saves most" in run("batch", "plan", "answers.csv", "--error", "10%").stdout
+    assert (
+        "sample.csv" in run("batch", "draw", "answers.csv", "--error", "10%", "--sample", "100", "-o", "batch").stdout
+    )
+    certified = run("batch", "certify", "batch")
+    assert "Promise: with probability 0.95 at most 40" in certified.stdout
+    assert "labels of the machine" in run("batch", "finish", "batch").stdout
+    assert "holds" in run("verify", "batch/certificate.json", "answers.csv").stdout
+    assert "Nothing is assumed" in run("certificate", "show", "batch/certificate.json", "--full").stdout
+    for command in (["assess"], ["apply"]):
+        assert run(*command, "batch/certificate.json", "answers.csv", status=2)
+
+
+def test_the_commands_print_json_and_name_a_second_draw():
+    write_rows("answers.csv", without_truth(table_of()))
+    first = ["batch", "draw", "answers.csv", "--error", "0.1", "--json"]
+    assert json.loads(run(*first, "--sample", "100", "-o", "batch").stdout)["draw"] == 1
+    assert "this is draw 2" in run(*first[:-1], "--sample", "90", "-o", "second").stderr
+    assert json.loads(run("batch", "plan", "answers.csv", "--error", "0.1", "--json").stdout)["items"] == 400
+    document = json.loads(run("batch", "certify", "batch", "--json").stdout)
+    assert len(document["without_verdict"]) == 100
+    assert document["promise"]["type"] == "batch"
+    run("batch", "finish", "batch", status=2)
+    run("batch", "certify", "nowhere", status=2)
