@@ -27,13 +27,13 @@ MODULES = ("conformal_arbitrage", "conformal_arbitrage.importing")
 CONTENTS = {
     "Start": ("readers", "guarantee", "faq"),
     "From data to a certificate": (
-        "score-logs", "importing", "choosing", "certificates", "options", "compare", "cascades", "scale",
+        "score-logs", "importing", "choosing", "batch", "certificates", "options", "compare", "cascades", "scale",
     ),
     "Where decisions are made": ("live", "gateway", "frameworks", "reviews", "console"),
     "In production": ("production", "operations", "growth", "security"),
     "Why it holds": ("theory", "bounds", "paper"),
     "Measured": ("benchmarks", "benchmarks-gateway", "benchmarks-monitoring"),
-    "Reference": ("reference", "api", "commands", "architecture", "changelog", "roadmap"),
+    "Reference": ("reference", "api", "commands", "architecture", "changelog"),
 }  # fmt: skip
 CONFIGURATION = """\
 project = "Conformal Arbitrage"

@@ -686,8 +686,8 @@ _HASHES: Final = "rows.npy"
 _EXPERT, _RIGHT, _UNDECIDED = "expert", "right", "?"
 _TRUTHS: Final = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
 _FEW: Final = 3
-Comparison = Callable[[str, str], bool]
-Told = Callable[[str], None]
+LabelComparison = Callable[[str, str], bool]
+BatchProgress = Callable[[str], None]
 
 
 def same_label(answer: str, expert: str) -> bool:
@@ -775,7 +775,7 @@ class DrawnBatch:
         document: dict[str, Any] = msgspec.to_builtins(terms)
         write_text(folder / TERMS, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
-    def read_sample(self, folder: str | Path, *, same: Comparison = same_label) -> tuple[Filled, Floats]:
+    def read_sample(self, folder: str | Path, *, same: LabelComparison = same_label) -> tuple[Filled, Floats]:
         """Return what experts wrote about the items drawn, and whether each machine label is wrong.
 
         Args:
@@ -793,7 +793,9 @@ class DrawnBatch:
         )
         return filled, wrong
 
-    def write_certified(self, folder: str | Path, certificate: Certificate, *, tell: Told = lambda _: None) -> None:
+    def write_certified(
+        self, folder: str | Path, certificate: Certificate, *, tell: BatchProgress = lambda _: None
+    ) -> None:
         """Write a certificate with its figure, the labels that are kept, and what is left to experts.
 
         Labels that experts have given to what was left before stay.
@@ -876,9 +878,7 @@ class DrawnBatch:
                 )
             numbers = table.scalars("row")
             blank = np.full(table.rows, np.nan)
-            expert: list[str] = [""] * table.rows
-            if _EXPERT in table.types:
-                expert = [str(label) for label in table.texts(_EXPERT).tolist()]
+            expert = _texts_of(table, _EXPERT)
             right = _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else blank
             ids = None if self.terms.columns.id is None else cell_hashes(table.text_bytes(self.terms.columns.id))
         order = self._order(path, numbers, rows)
@@ -889,7 +889,7 @@ class DrawnBatch:
                     f"{path}: row {rows[int(other.argmax())] + 1} has another id than in the table ({int(other.sum())} ids "
                     "differ): ids were edited, or the file is of another table; restore them"
                 )
-        return Filled(expert=[expert[place].strip() for place in order.tolist()], right=right[order])
+        return Filled(expert=[expert[place] for place in order.tolist()], right=right[order])
 
     def _order(self, path: Path, numbers: Floats, rows: Integers) -> Integers:
         """Return where each of some rows stands in a file; refuse a file with others."""
@@ -993,7 +993,12 @@ def _shown(table: ColumnReader, names: BatchColumns, *, show_answers: bool = Fal
     ]
 
 
-def _wrong(answer: str, expert: str, right: float, same: Comparison) -> float:
+def _texts_of(table: ColumnReader, name: str) -> list[str]:
+    """Return a column as texts without white space around them; empty ones if there is none."""
+    return [str(text).strip() for text in table.texts(name).tolist()] if name in table.types else [""] * table.rows
+
+
+def _wrong(answer: str, expert: str, right: float, same: LabelComparison) -> float:
     if right == right:
         return 1 - right
     return _UNKNOWN if expert in ("", _UNDECIDED) else float(not same(answer, expert))

@@ -76,7 +76,7 @@ def batch_plan_command(
     \b
     arbitrage batch plan answers.csv --error 0.05 --confidence 0.95
     """
-    plan = plan_batch(table, error=error, confidence=confidence, samples=samples, columns=_named(table, named))
+    plan = plan_batch(table, error=error, confidence=confidence, samples=samples, columns=_columns_named(table, named))
     if as_json:
         print_json(plan)
     else:
@@ -131,7 +131,7 @@ def batch_draw_command(
     \b
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch
     """
-    columns = _named(table, named)
+    columns = _columns_named(table, named)
     batch = draw_batch(table, error=error, confidence=confidence, sample=sample, columns=columns)
     begun = (Path(output) / TERMS).exists()
     batch.write(output, show_answers=show_answers)
@@ -233,7 +233,7 @@ def batch_finish_command(folder: str, *, table: str | None, as_json: bool) -> No
     )
 
 
-def _named(table: str, named: dict[str, str | None]) -> BatchColumns:
+def _columns_named(table: str, named: dict[str, str | None]) -> BatchColumns:
     """Return the columns as they were named, the others as they are called in the table."""
     with open_items(table) as reader:
         called = label_columns(reader)
