@@ -1089,9 +1089,9 @@ def likely_ranges(samples: Sequence[SampledEvents], losses: Iterable[float], row
         losses: limits on the mean loss, one for each threshold.
         rows: of the log.
     """
-    ranges = tuple(one for loss in losses if (one := _range(samples, loss)) is not None)
-    inside = sum(len(Collect(ranges)(one.events.position, one.events.drop)[0]) for one in samples)
-    kept = inside * rows / max(sum(one.rows for one in samples), 1)
+    ranges = tuple(near for loss in losses if (near := _range(samples, loss)) is not None)
+    inside = sum(len(Collect(ranges)(sample.events.position, sample.events.drop)[0]) for sample in samples)
+    kept = inside * rows / max(sum(sample.rows for sample in samples), 1)
     return ranges if kept <= _KEPT else ()
 
 
@@ -1100,8 +1100,8 @@ def _range(samples: Sequence[SampledEvents], loss: float) -> Bracket | None:
 
     The log's is near their mean: outside their range once in 128 logs, outside twice the range hardly ever.
     """
-    crossings = [one.crossing(loss) for one in samples]
-    gaps = [one.gap for one in crossings if one is not None]
+    crossings = [sample.crossing(loss) for sample in samples]
+    gaps = [crossing.gap for crossing in crossings if crossing is not None]
     if len(gaps) < len(crossings) or max(gaps, default=0.0) == 0:
         return None
     low, high = min(gaps), max(gaps)
@@ -1174,4 +1174,6 @@ class NearEvents:
 
     def _holds(self, bracket: Bracket) -> bool:
         """Return whether all events of a range were kept, of every part."""
-        return all(any(one.low <= bracket.low and bracket.high <= one.high for one in own) for own in self._known)
+        return all(
+            any(kept.low <= bracket.low and bracket.high <= kept.high for kept in ranges) for ranges in self._known
+        )

@@ -412,7 +412,7 @@ def read_quantiles(text: str) -> list[MarginThreshold | None]:
         quantiles = [_parsed(part) for part in text.split(" ")]
     except ValueError as error:
         raise CertificateError(f"margin_quantiles: {error}; calibrate again") from error
-    ranks = [threshold_rank(*(one or (None, None))) for one in quantiles]
+    ranks = [threshold_rank(*(quantile or (None, None))) for quantile in quantiles]
     if len(quantiles) != QUANTILES or ranks != sorted(ranks):
         raise CertificateError(f"margin_quantiles must be {QUANTILES} ascending thresholds; calibrate again")
     return quantiles
@@ -424,12 +424,14 @@ def are_quantiles(text: str, *, drawn: bool) -> bool:
         quantiles = read_quantiles(text)
     except CertificateError:
         return False
-    return all((one[1] is not None) == drawn for one in quantiles if one is not None)
+    return all((quantile[1] is not None) == drawn for quantile in quantiles if quantile is not None)
 
 
 def base_share(certified: MarginThreshold, quantiles: Sequence[MarginThreshold | None]) -> float:
     """Return the largest stored share whose quantile does not exceed the certified threshold; 0 if none does."""
-    below = sum(one is not None and threshold_rank(*one) <= threshold_rank(*certified) for one in quantiles)
+    below = sum(
+        quantile is not None and threshold_rank(*quantile) <= threshold_rank(*certified) for quantile in quantiles
+    )
     return max(below - 1, 0) / (QUANTILES - 1)
 
 
@@ -699,7 +701,7 @@ def _is_draw(u: float | None, *, drawn: bool) -> bool:
 def _fits_chain(certificate: "Certificate", ancestry: Ancestry) -> bool:
     """Tell whether a certificate has the rows of its place in the chain and, if it was tightened, a larger relaxation."""
     calibrated, counted = ancestry.calibrated, ancestry.step in ("scheduled", "after red")
-    own = threshold_rank(certificate.relaxation, certificate.boundary_u)
+    threshold = threshold_rank(certificate.relaxation, certificate.boundary_u)
     rows = 0 if ancestry.renewal < 1 else ancestry.first * 2 ** (ancestry.renewal - 1) + ancestry.collected
     return (
         0 <= ancestry.renewal <= _MOST_RENEWALS
@@ -707,7 +709,7 @@ def _fits_chain(certificate: "Certificate", ancestry: Ancestry) -> bool:
         and 0 <= ancestry.collected <= certificate.n
         and 0 <= ancestry.since < _FAR_FUTURE
         and (calibrated is not None) == (ancestry.step == "tightened")
-        and (calibrated is None or own > threshold_rank(calibrated.relaxation, calibrated.boundary_u))
+        and (calibrated is None or threshold > threshold_rank(calibrated.relaxation, calibrated.boundary_u))
         and (not counted or certificate.n == rows or (certificate.groups is not None and certificate.n < rows))
     )
 

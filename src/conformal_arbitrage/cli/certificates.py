@@ -618,10 +618,10 @@ def _plan(
     """Return the plan to follow, and the folder that its log is relative to."""
     if plan_file is not None:
         context = click.get_current_context()
-        own = [
+        given = [
             name for name in settings if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         ]
-        if log is not None or own:
+        if log is not None or given:
             raise click.UsageError("--from takes the log and every setting from the plan; drop the other options")
         return read_route_plan(plan_file), Path(plan_file).parent
     if log is None:

@@ -674,8 +674,8 @@ def made_from(certificate: Certificate, log: str, primary: str | None, guardian:
 
 def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> RowFacts:
     """Return what is counted in all rows of a log in parts, of which a command sees a sample only."""
-    found = ScoreParts.read(log, primary=primary or "primary", guardian=guardian or "guardian")
-    return count_rows(found.binarized() if binarized else found, as_engine(None))
+    parts = ScoreParts.read(log, primary=primary or "primary", guardian=guardian or "guardian")
+    return count_rows(parts.binarized() if binarized else parts, as_engine(None))
 
 
 def lacks_guardian(scores: ScoreLog | ScoreParts) -> bool:

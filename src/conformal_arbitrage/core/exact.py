@@ -293,7 +293,7 @@ def row_candidates(
     """Return the candidates of one query; see `is_candidate`."""
     if relaxation is None:
         return list(range(len(gap)))
-    return [action for action, one in enumerate(gap) if _within(one, relaxation, u, boundary_u)]
+    return [action for action, value in enumerate(gap) if _within(value, relaxation, u, boundary_u)]
 
 
 def row_margin(gap: Sequence[float]) -> float:
@@ -463,9 +463,9 @@ def blocks(offsets: Integers, some: Bools | None = None) -> Iterator[Block]:
         size = int(sizes[rows[0]])
         step = max(1, scores // size)
         for start in range(0, len(rows), step):
-            own = rows[start : start + step]
-            flat = offsets[own][:, None] + np.arange(size)
-            yield Block(rows=own, flat=flat.ravel(), size=size)
+            members = rows[start : start + step]
+            flat = offsets[members][:, None] + np.arange(size)
+            yield Block(rows=members, flat=flat.ravel(), size=size)
 
 
 def _even_blocks(n: int, size: int, scores: int) -> Iterator[Block]:

@@ -584,8 +584,8 @@ def _long_blocks(offsets: Integers, sizes: Integers, some: Bools | None, *, padd
         return
     rows = np.flatnonzero(chosen)
     if not padded:
-        for own in _runs(rows, np.cumsum(sizes[rows]), _SCORES_AT_ONCE * 4):
-            yield Block(rows=own, flat=flat_positions(offsets[own], sizes[own]), size=0)
+        for part in _runs(rows, np.cumsum(sizes[rows]), _SCORES_AT_ONCE * 4):
+            yield Block(rows=part, flat=flat_positions(offsets[part], sizes[part]), size=0)
         return
     widths = class_sizes(sizes[rows])
     widest: list[int] = np.unique(widths).tolist()
@@ -593,9 +593,9 @@ def _long_blocks(offsets: Integers, sizes: Integers, some: Bools | None, *, padd
         members = rows[widths == width]
         step = max(1, _SCORES_AT_ONCE // width)
         for start in range(0, len(members), step):
-            own = members[start : start + step]
-            place: Integers = np.minimum(np.arange(width), sizes[own][:, None] - 1)
-            yield Block(rows=own, flat=(offsets[own][:, None] + place).ravel(), size=width)
+            part = members[start : start + step]
+            place: Integers = np.minimum(np.arange(width), sizes[part][:, None] - 1)
+            yield Block(rows=part, flat=(offsets[part][:, None] + place).ravel(), size=width)
 
 
 def _runs(rows: Indices, ends: Integers, scores: int) -> Iterator[Indices]:
@@ -1237,7 +1237,7 @@ class Fold:
 
     def __call__(self, gap: Floats, drop: Integers) -> tuple[Buckets, ...]:
         """Return the buckets of each bracket."""
-        return tuple(_folded(one, gap, drop) for one in self.brackets)
+        return tuple(_folded(bracket, gap, drop) for bracket in self.brackets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1249,8 +1249,8 @@ class Collect:
     def __call__(self, gap: Floats, drop: Integers) -> Scanned:
         """Return the distinct gaps in the brackets, ascending, and the sum of the events at each."""
         wanted = np.zeros(len(gap), np.bool_)
-        for one in self.brackets:
-            wanted |= one.inside(gap)
+        for bracket in self.brackets:
+            wanted |= bracket.inside(gap)
         return _by_gap(gap[wanted], drop[wanted])
 
 
@@ -1370,11 +1370,11 @@ def bucket_sums(place: Indices, drop: Integers, buckets: int) -> Integers:
 
 def _merged(brackets: Sequence[Bracket], results: Iterable[tuple[Buckets, ...]]) -> list[Buckets]:
     """Add up the buckets of all parts, as they come."""
-    sums = [BucketSums(one.buckets) for one in brackets]
+    sums = [BucketSums(bracket.buckets) for bracket in brackets]
     for result in results:
-        for one, buckets in zip(sums, result, strict=True):
-            one.add(buckets)
-    return [one.buckets() for one in sums]
+        for total, buckets in zip(sums, result, strict=True):
+            total.add(buckets)
+    return [total.buckets() for total in sums]
 
 
 class BucketSums:

@@ -261,10 +261,10 @@ def run_trials(
         member = _membership(curve.n, test).astype(np.float64)
         means[:, t] = 0.0
         for part in parts:
-            own = member * part.rows
-            own.take(steps.row, out=weight, mode="clip")  # into the same memory each time: fresh memory costs more
+            counted = member * part.rows
+            counted.take(steps.row, out=weight, mode="clip")  # into the same memory each time: fresh memory costs more
             stops = np.concatenate([[0], part.stop, [len(steps.row)]])
-            means[:, t] += _sums(steps, own, weight, stops).T / len(test)
+            means[:, t] += _sums(steps, counted, weight, stops).T / len(test)
         averages[:, t] = _weighted(columns, member) / len(test)
     named = dict(zip((*steps.names, "candidates"), means, strict=True))
     named["loss"] /= 10.0**curve.tick_digits

@@ -99,10 +99,10 @@ def _read_log(path: str | Path) -> EvalFile:
     file = files[0]
     if file.name.endswith(".json"):
         header = next(document for _, document in read_documents([file]))
-        samples = [one for one in as_list(header.get("samples")) if is_object(one)]
+        samples = [sample for sample in as_list(header.get("samples")) if is_object(sample)]
     else:
-        header = next((one for _, one in read_members(file, start="header")), Document())
-        samples = [one for _, one in read_members(file, start="samples/")]
+        header = next((member for _, member in read_members(file, start="header")), Document())
+        samples = [sample for _, sample in read_members(file, start="samples/")]
     spec = as_object(header.get("eval"))
     if header.get("status") != "success":
         raise ScoreLogError(

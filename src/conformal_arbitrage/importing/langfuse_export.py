@@ -96,10 +96,10 @@ def _is_score(document: Document) -> bool:
 def _scores(documents: Sequence[tuple[str, Document]]) -> ScoresOf:
     """Return all scores by what they are attached to."""
     scores: dict[tuple[str, str], float | None] = {}
-    for _, one in documents:
-        if _is_score(one):
-            subject = field_of(one, "subject.id", "observationId", "traceId")
-            scores[str(subject), str(one["name"])] = score_value(field_of(one, "value", "stringValue"))
+    for _, document in documents:
+        if _is_score(document):
+            subject = field_of(document, "subject.id", "observationId", "traceId")
+            scores[str(subject), str(document["name"])] = score_value(field_of(document, "value", "stringValue"))
     return scores
 
 
@@ -113,28 +113,28 @@ def _calls(
     confidence: str,
     group: str | None,
 ) -> Iterator[ModelCall]:
-    for place, one in documents:
-        if _is_score(one):
+    for place, document in documents:
+        if _is_score(document):
             continue
-        model = field_of(one, "model", "providedModelName")
-        messages = conversation(one.get("input"))
+        model = field_of(document, "model", "providedModelName")
+        messages = conversation(document.get("input"))
         if model is None:
-            unused.add(f"observations without a model ({one.get('type', 'no type')})", place)
+            unused.add(f"observations without a model ({document.get('type', 'no type')})", place)
         elif not messages:
             unused.add("observations without an input", place)
-        elif join is not None and field_of(one, join) is None:
+        elif join is not None and field_of(document, join) is None:
             unused.add(f"observations without the field {join}", place)
         else:
-            grades = _of(scores, one, score) if score is not None else None
-            key = None if join is None else str(field_of(one, join))
-            answer = _answer(one, grades, _sure(scores, one, confidence), group)
-            yield ModelCall(models=(str(model),), key=key, at=str(one.get("startTime")), answer=answer)
+            grades = _of(scores, document, score) if score is not None else None
+            key = None if join is None else str(field_of(document, join))
+            answer = _answer(document, grades, _sure(scores, document, confidence), group)
+            yield ModelCall(models=(str(model),), key=key, at=str(document.get("startTime")), answer=answer)
 
 
 def _of(scores: ScoresOf, observation: Document, name: str) -> float | None:
     """Return a score of an observation, or else of its trace."""
-    own = scores.get((str(observation.get("id")), name))
-    return scores.get((str(observation.get("traceId")), name)) if own is None else own
+    value = scores.get((str(observation.get("id")), name))
+    return scores.get((str(observation.get("traceId")), name)) if value is None else value
 
 
 def _sure(scores: ScoresOf, observation: Document, how: str) -> float | None:
@@ -144,16 +144,16 @@ def _sure(scores: ScoresOf, observation: Document, how: str) -> float | None:
     return value if value is not None else as_number(field_of(observation, how))
 
 
-def _answer(one: Document, grade: float | None, confidence: float | None, group: str | None) -> LoggedAnswer:
-    output: Any = one.get("output")
+def _answer(document: Document, grade: float | None, confidence: float | None, group: str | None) -> LoggedAnswer:
+    output: Any = document.get("output")
     return LoggedAnswer(
         id="",
-        messages=conversation(one.get("input")),
-        text=None if one.get("level") == "ERROR" else reply_text(output),
+        messages=conversation(document.get("input")),
+        text=None if document.get("level") == "ERROR" else reply_text(output),
         confidence=confidence,
         grade=grade,
-        group=text_of(one, group),
-        cost=number_of(one, "totalCost", "costDetails.total", "calculatedTotalCost"),
-        input_tokens=number_of(one, "usageDetails.input", "inputUsage", "usage.input", "promptTokens"),
-        output_tokens=number_of(one, "usageDetails.output", "outputUsage", "usage.output", "completionTokens"),
+        group=text_of(document, group),
+        cost=number_of(document, "totalCost", "costDetails.total", "calculatedTotalCost"),
+        input_tokens=number_of(document, "usageDetails.input", "inputUsage", "usage.input", "promptTokens"),
+        output_tokens=number_of(document, "usageDetails.output", "outputUsage", "usage.output", "completionTokens"),
     )

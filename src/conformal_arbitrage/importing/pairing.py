@@ -229,9 +229,9 @@ def counted(log: ScoreLog) -> tuple[str, ...]:
 def _usage(answers: Sequence[LoggedAnswer]) -> Usage:
     """Return cost and tokens, where the files have them."""
     columns = {
-        "cost": [one.cost for one in answers],
-        "input_tokens": [one.input_tokens for one in answers],
-        "output_tokens": [one.output_tokens for one in answers],
+        "cost": [answer.cost for answer in answers],
+        "input_tokens": [answer.input_tokens for answer in answers],
+        "output_tokens": [answer.output_tokens for answer in answers],
     }
     return Usage(**{name: None if all(v is None for v in vs) else _numbers(vs) for name, vs in columns.items()})
 
@@ -346,7 +346,7 @@ def with_columns(pairs: Sequence[Pair], *, expected: str | Path | None, confiden
 def _column(path: str | Path, names: Sequence[str]) -> Mapping[str, str]:
     """Return a column of a table by id."""
     with Table(path) as table:
-        name = next((one for one in names if one in table.types), None)
+        name = next((column for column in names if column in table.types), None)
         if name is None or "id" not in table.types:
             raise ScoreLogError(
                 f"{path}: needs the columns id and {' or '.join(names)}; it has {', '.join(sorted(table.types))}"

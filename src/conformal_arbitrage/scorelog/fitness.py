@@ -107,12 +107,12 @@ def _by_chance(log: "ScoreLog", digests: NDArray[np.uint64]) -> bool:
     alike = _mixed(np.add.reduceat(_mixed(_bits(log.guardian) ^ _mixed(place)), log.offsets[:-1]))
     alike = _mixed(alike ^ top.astype(np.uint64))
     alike = (alike if log.label is None else _mixed(alike ^ _mixed(log.label.astype(np.uint64))))[inner]
-    found, counts = np.unique(_mixed(alike ^ _mixed(ticks)), return_counts=True)
+    distinct, counts = np.unique(_mixed(alike ^ _mixed(ticks)), return_counts=True)
     near = 0
     for apart in range(1, _NEIGHBOURS + 1):
         neighbour = _mixed(alike ^ _mixed(ticks + np.uint64(apart)))
-        at = np.minimum(np.searchsorted(found, neighbour), len(found) - 1)
-        near += int(counts[at][found[at] == neighbour].sum())
+        at = np.minimum(np.searchsorted(distinct, neighbour), len(distinct) - 1)
+        near += int(counts[at][distinct[at] == neighbour].sum())
     expected = near / _NEIGHBOURS / 2
     return pairs <= expected + 4 * np.sqrt(expected)
 

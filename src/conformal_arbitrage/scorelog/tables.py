@@ -127,16 +127,16 @@ class TextBytes:
 
     def words(self) -> NDArray[np.uint64] | None:
         """Return the bytes of each text, filled up with zeros to whole words; None if one is long or has a zero in it."""
-        left, own = np.diff(self.bounds), self._own()
+        left, data = np.diff(self.bounds), self._own()
         longest = int(left.max())
-        if longest > _LONGEST or not own.all():
+        if longest > _LONGEST or not data.all():
             return None
-        at = _words_at(np.concatenate([own, np.zeros(_WORD, np.uint8)]), "<u8")
+        at = _words_at(np.concatenate([data, np.zeros(_WORD, np.uint8)]), "<u8")
         words = np.empty((len(self), max(-(-longest // _WORD), 1)), "<u8")
         place = self.bounds[:-1] - self.bounds[0]
         for k in range(words.shape[1]):
             words[:, k] = at[place] & _FIRST_BYTES[np.minimum(left, _WORD)]
-            left, place = np.maximum(left - _WORD, 0), np.minimum(place + _WORD, len(own))
+            left, place = np.maximum(left - _WORD, 0), np.minimum(place + _WORD, len(data))
         return words
 
     def _few(self, words: NDArray[np.uint64] | None) -> NDArray[Any] | list[str]:
@@ -890,7 +890,7 @@ class Table(ColumnReader):
                 header = next(csv.reader(stream), list[str]())
         except (OSError, csv.Error) as error:
             raise self._translated(error) from error
-        if len(header) == 1 and (mark := next((one for one in ";\t|" if one in header[0]), None)):
+        if len(header) == 1 and (mark := next((separator for separator in ";\t|" if separator in header[0]), None)):
             raise ScoreLogError(
                 f"{self.path}: its columns are separated by {mark!r}; save it with commas between columns, and points in "
                 "numbers"
