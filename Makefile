@@ -92,6 +92,7 @@ bench-learned: .venv/.installed  ## Guardian shares of learned scores on recorde
 	$(BIN)/python -m benchmarks.learned $(LOGS) $(BENCH)
 	$(BIN)/python -m benchmarks.learned $(LOGS) --replay
 	$(BIN)/python -m benchmarks.learned $(LOGS) --text
+	$(BIN)/python -m benchmarks.bound $(LOGS)
 
 bench-connections: .venv/.installed-dev  ## many connections to one gateway
 	$(BIN)/python -m benchmarks.connections $(BENCH)
