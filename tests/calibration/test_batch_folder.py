@@ -295,6 +295,16 @@ def test_the_same_draw_again_has_the_same_sample_and_other_items_begin_anew():
     assert drawn(other, folder="other", table="other.csv").terms.draw == 1
 
 
+def test_the_same_rows_in_another_order_are_another_draw_and_another_table():
+    rows = without_truth(table_of())
+    drawn(rows)
+    turned = drawn(rows[::-1], folder="turned", table="turned.csv")
+    assert (turned.terms.draw, turned.terms.promised) == (2, 0.9)
+    write_rows("answers.csv", rows[::-1])
+    with pytest.raises(ScoreLogError, match="400 rows were changed since the draw"):
+        open_batch("batch")
+
+
 def test_too_many_draws_promise_nothing():
     rows = without_truth(table_of())
     for k in range(3):

@@ -1,6 +1,7 @@
 """Batches: which machine labels of a finite pile of items may be kept, with no assumption about where they come from."""
 
 import csv
+import hashlib
 import hmac
 import io
 import json
@@ -391,8 +392,8 @@ class BatchItems:
 
     @property
     def digest(self) -> str:
-        """The digest of all rows, in whichever order."""
-        return log_digest(len(self.risk), int(self.hashes.sum()))
+        """The digest of all rows in their order: in another order the same places would be other items."""
+        return hashlib.sha256(self.hashes.astype("<u8").tobytes()).hexdigest()
 
 
 def open_items(source: object) -> ColumnReader:
@@ -515,7 +516,7 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         sample: how many items are drawn.
         pilot: how many of them train a score.
         draw: which draw from these items it is.
-        digest: of the rows, in whichever order.
+        digest: of the rows in their order.
         digests: of each column.
         created: when, in UTC.
         secret_id: the fingerprint of the secret behind the draws.
