@@ -74,7 +74,7 @@ def test_an_audited_answer_is_graded_beside_the_guardians_and_the_ledger_has_its
     assert sorted(held["answers"]) == ["mine 3", "theirs 3"]
     assert monitor(house)["audits"]["pending"] == 1
     assert ann.grade(held, *by_content(held, mine=0.5, theirs=1)).status_code == 200
-    until(lambda: monitor(house)["audits"] == {"known": 1, "pending": 0, "missing": 0}, LONG)
+    until(lambda: monitor(house)["audits"] == {"known": 1, "pending": 0, "missing": 0, "collapsed": 0}, LONG)
     assert monitor(house)["mean_loss"] == 0.5
     [record] = house.records()
     [given] = record.feedback

@@ -11,6 +11,7 @@ from conformal_arbitrage.gateway import requests
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
 from conformal_arbitrage.gateway.requests import Idempotency
+from conformal_arbitrage.gateway.review_queue import WaitingPlaces
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, claims, events, policies
@@ -41,7 +42,7 @@ async def stays():
 
 async def answer(store, work, until_gone=stays):
     """Answer a request under an idempotency key, as a route does; the attempt afterwards."""
-    async with Idempotency(store, Metrics()).attempt(ASKED, leaving(until_gone)) as attempt:
+    async with Idempotency(store, Metrics(), WaitingPlaces(10)).attempt(ASKED, leaving(until_gone)) as attempt:
         if attempt.reply is None:
             await work(attempt)
     return attempt

@@ -6,7 +6,17 @@ import logging
 from msgspec.structs import replace
 
 from conformal_arbitrage.monitoring.votes import GRADE_PAIRS
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, integrity, new_id, reviews
+from conformal_arbitrage.store import (
+    AuditBody,
+    DecisionBody,
+    Event,
+    FeedbackBody,
+    Grades,
+    integrity,
+    new_id,
+    pages,
+    reviews,
+)
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion
 from tests.store.test_reviews import due, take
@@ -125,7 +135,7 @@ def test_a_decision_that_gets_grades_otherwise_is_withdrawn_and_a_late_grader_is
         held = await take(store)
         assert await put(store, graded=[id])
         assert await store.run(reviews.vote, held.token, "ann", 0) == 0.0
-        assert await store.run(reviews.under_review, [id, other]) == {other}
+        assert await store.run(pages.under_review, [id, other]) == {other}
 
     asyncio.run(story())
     states = {(row[0], row[1]) for row in sql("select purpose, state from reviews")}

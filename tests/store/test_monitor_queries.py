@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from conformal_arbitrage.gateway.auth import Caller
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.service import LedgerWatch, read_history, read_standings
@@ -32,7 +33,7 @@ def test_monitors_and_metrics_never_scan_the_record(store, sql, monkeypatch):
         metrics = Metrics()
         metrics.standings({"support": {"": (watch.standing(2e9), watch)}})
         metrics.backlog(["support"], await store.run(outbox.audit_backlog))
-        assert b"arbitrage_loss_mean" in metrics.text()
+        assert b"arbitrage_loss_mean" in metrics.text(Caller("op", "operate"))
         assert len(plans) > 10, "nothing was watched"
         for statement, plan in plans:
             assert not scans_the_record(plan), (statement, plan)
