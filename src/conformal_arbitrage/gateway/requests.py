@@ -42,7 +42,7 @@ from conformal_arbitrage.gateway.decider import Decider, Outcome, still_unanswer
 from conformal_arbitrage.gateway.http import DECISION_ID, Incoming, caller_left, error_document
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy_of
-from conformal_arbitrage.gateway.responses import ResponseShape, read_response
+from conformal_arbitrage.gateway.responses_api import ResponseShape, read_response
 from conformal_arbitrage.gateway.review_queue import (
     EXPIRED,
     PATIENT,

@@ -12,7 +12,7 @@ import pytest
 from openai.resources.responses import Responses
 from pydantic import BaseModel
 
-from conformal_arbitrage.gateway import responses
+from conformal_arbitrage.gateway import responses_api
 from tests.gateway.house import CHAT, MESSAGES, chunks, error_of, failing, says
 from tests.scripted import Stream, chunk, ending, sse
 
@@ -77,7 +77,7 @@ def text(house):
 
 def test_every_field_of_the_official_client_is_known():
     client = {name for name in inspect.signature(Responses.create).parameters if not name.startswith("extra_")}
-    assert client - {"self", "timeout"} <= responses._KNOWN
+    assert client - {"self", "timeout"} <= responses_api._KNOWN
 
 
 @pytest.mark.parametrize("asking", [{"input": "Say it."}, {"input": MESSAGES}])
