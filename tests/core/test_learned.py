@@ -175,7 +175,9 @@ def test_features_are_fixed_transforms_of_one_row():
     assert matrix[0, -2] == pytest.approx(0.0)
     assert matrix[1, -2:].tolist() == [0, 0]
     assert unseen_groups(features, rows).tolist() == [0, 1, 0]
-    assert unseen_groups(FeatureSet(), rows).tolist() == [0, 0, 0]
+    assert unseen_groups(FeatureSet(), rows).tolist() == [1, 1, 0], (
+        "where no logged row has a group, every group is new"
+    )
     for k in range(3):
         one = FeatureRows(
             margin=rows.margin[[k]], top=rows.top[[k]], scores=rows.scores[[k]], group=[rows.group[k]],

@@ -94,14 +94,26 @@ def test_a_key_itself_is_refused_and_so_is_a_duplicate(store):
     asyncio.run(story())
 
 
-def document(relaxation=0.3, *, step=None, after=None, models="small", log="log", stops=None, groups=None):
+def document(
+    relaxation=0.3,
+    *,
+    step=None,
+    after=None,
+    models="small",
+    log="log",
+    stops=None,
+    groups=None,
+    alpha=0.1,
+    loss="regret",
+):
     """What matters of a certificate for whether it was chosen."""
     ancestry = None if step is None else {"step": step, "predecessor_sha256": after and document_sha256(after)}
     whole = {"type": "threshold", "relaxation": relaxation, "boundary_u": None}
     each = {name: {"relaxation": value, "boundary_u": None} for name, value in (groups or {}).items()}
     return {
         "rule": whole if groups is None else {"type": "by_group", "groups": each},
-        "promise": {"alpha": 0.1} if stops is None else {"alpha": 0.1, "stops": stops},
+        "promise": {"alpha": alpha} if stops is None else {"alpha": alpha, "stops": stops},
+        "loss": {"type": loss, "bound": 1.0},
         "provenance": {"identities": {"primary": models}},
         "evidence": {"log_sha256": log},
         "ancestry": ancestry,
@@ -110,6 +122,10 @@ def document(relaxation=0.3, *, step=None, after=None, models="small", log="log"
 
 FIRST = document(0.3)
 DEARER = document(0.5, step="scheduled", after=FIRST)
+CHEAPER = document(0.1, step="scheduled", after=FIRST)
+DEAREST = document(0.7, step="scheduled", after=CHEAPER)
+NET = document(0.3, loss="net")
+NET_DEARER = document(0.5, loss="net", step="scheduled", after=NET)
 BY_GROUP = document(groups={"a": 0.3, "b": 0.4})
 DEARER_FOR_B = document(groups={"a": 0.3, "b": 0.5}, step="scheduled", after=BY_GROUP)
 DIAL = document(0.3, stops=[1, 2])
@@ -137,6 +153,11 @@ RENEWED_DIAL = document(0.5, stops=[1, 2], log="rows", step="scheduled", after=D
         ([BY_GROUP, DEARER_FOR_B], document(groups={"a": 0.3, "b": 0.5, "c": 0.9}), 2),
         ([DIAL, RENEWED_DIAL], document(0.2, stops=[1, 2], log="rows"), None),  # another stop of the same dial
         ([DIAL, RENEWED_DIAL], DIAL, 2),
+        ([FIRST, CHEAPER, DEAREST, FIRST], CHEAPER, 3),  # a renewal put back by hand, where it once came from
+        ([FIRST, DEARER], document(0.6, alpha=0.05), 2),  # it promises more than the scheduled one
+        ([FIRST, DEARER], document(0.6, alpha=0.2), None),
+        ([NET, NET_DEARER], document(0.9, loss="net"), 2),  # its mean may rise with what is deferred
+        ([NET, NET_DEARER], document(0.5, loss="net", log="another"), None),
     ],
 )  # fmt: skip
 def test_a_version_that_defers_less_than_the_scheduled_one_is_marked_as_chosen(store, before, installed, preferred):

@@ -204,3 +204,27 @@ def test_a_net_budget_is_kept_by_certificates_with_a_learned_score_and_one_loss_
     assert means.mean() <= 0.1 + 3 * means.std() / len(means) ** 0.5
     spent = net_means(2000, spare=2)
     assert spent.mean() > 0.1 + 3 * spent.std() / len(spent) ** 0.5
+
+
+@pytest.mark.proof
+def test_a_group_that_no_logged_row_has_keeps_the_budget_on_every_set():
+    """One row alone has a group. Where it is the query, the log names none, and its group is a column of its own."""
+    rng, n, budget = np.random.default_rng(0), 51, 5
+    for k in range(34):  # five of these sets are violated if such a group counts as none
+        confidence = rng.integers(1, 5, n) / 8 + 0.3
+        loss = rng.choice([-1, 0, 1], n, p=[0.2, 0.3, 0.5])
+        loss[0] = 1
+        group = np.array(["g"] + [""] * (n - 1))
+        log = ScoreLog.from_router(
+            confidence=confidence, primary_grade=(1 - loss) / 2, guardian_grade=(1 + loss) / 2, group=group,
+            id=[f"{k + 1}-{row}" for row in range(n)],
+        )  # fmt: skip
+        kept = 0
+        for row in np.flatnonzero(loss):
+            rest = log.select(np.flatnonzero(np.arange(n) != row))
+            certificate = calibrate(
+                rest, budget / n + 1e-9, loss="net", boundary="random", key=KEY, score="learned",
+                features=Features(tokens=False),
+            )  # fmt: skip
+            kept += int(loss[row]) * (not certificate.apply(log.select([row])).deferred[0])
+        assert kept <= budget, k

@@ -178,7 +178,8 @@ def certify_batch(
     sample are kept below the risk of its (k + 1)-th wrong item; floor(error n) of the least risky may be kept anyhow.
 
     Args:
-        risk: of each of the n items; the machine's labels with the lowest risks are kept.
+        risk: of each of the n items; the machine's labels with the lowest risks are kept. It must have been fixed before
+            the draw, as `labelled` and `key`; nothing checks that here.
         sampled: the draw; or the numbers of the items drawn, uniformly without replacement, if you drew them yourself.
         wrong: for each item drawn, in that order, whether its machine label is wrong; None if no expert could say, which
             counts as wrong.
@@ -613,7 +614,7 @@ def draw_batch(
     if spent >= 1:
         raise OptionError(
             f"this is draw {number} from these items, and together the draws may fail with probability {float(spent):g}, so "
-            "that nothing is promised; use the certificate of an earlier draw"
+            "that nothing is promised by a choice among them; keep the first draw, or let experts label every item"
         )
     terms = BatchTerms(
         table=str(source) if isinstance(source, str | Path) else None,

@@ -218,7 +218,8 @@ class LearnedTerms:
         columns: number of features.
         rounded_rows: rows whose loss was neither 0 nor the bound, and was rounded by a draw.
         missing: rows of the log that lack a feature, by its name.
-        deferred: share of the log's rows that go to the Guardian if each is decided by the others.
+        deferred: share of the log's rows that go to the Guardian if each is decided by the others, counted exactly for rows
+            with a loss or a gain, and closely for the others.
         sha256: digest of the file that holds the arrays.
         text_sha256: digest of what turns a text into a vector; None if texts are not used.
     """
@@ -445,7 +446,7 @@ class LearnedScore:
         words = text_embedding().vector(text) if features.text and text else ()
         said = answer_place(answer) if features.answers else -1
         places, values = query_features(features, margin, top, exact, group, tokens, words, said)
-        new = bool(features.groups) and bool(group) and group not in features.groups
+        new = self.rows.rows.group is not None and bool(group) and group not in features.groups
         rules = self.rules()
         one, with_answer = rules[-1].decide(places, values, u, margin, unseen=new), len(rules) > 1
         if with_answer:

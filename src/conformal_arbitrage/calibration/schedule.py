@@ -172,7 +172,8 @@ def preferred_to(documents: Mapping[int, Mapping[str, Any]], version: int) -> in
     """Return the number of the scheduled version that a version was preferred to; None if it was not chosen.
 
     Installing a certificate that defers less than the one that the schedule produced, of the same models, keeps the
-    lucky one of the two. A certificate that defers at least as much is safe, and so is another stop of the same dial.
+    lucky one of the two. A certificate that defers at least as much keeps the scheduled one's budget, if losses cannot be
+    negative and it promises no more; so does another stop of the same dial.
 
     Args:
         documents: the certificates of a policy by version, up to this one.
@@ -181,7 +182,7 @@ def preferred_to(documents: Mapping[int, Mapping[str, Any]], version: int) -> in
     document, models = documents[version], _models(documents[version])
     same = (number for number, earlier in documents.items() if number <= version and _models(earlier) == models)
     newest = max((number for number in same if _is_scheduled(documents, number)), default=version)
-    return newest if newest != version and _defers_less(document, documents[newest]) else None
+    return newest if newest != version and _is_choice(document, documents[newest]) else None
 
 
 def _part(document: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -193,19 +194,29 @@ def _models(document: Mapping[str, Any]) -> object:
 
 
 def _is_scheduled(documents: Mapping[int, Mapping[str, Any]], number: int) -> bool:
-    """Tell whether a version is a renewal that took the place of the certificate that it was made to replace."""
+    """Tell whether a version is a renewal, new then, that took the place of the certificate that it was made to replace."""
     ancestry, before = _part(documents[number], "ancestry"), documents.get(number - 1)
     if ancestry.get("step") not in ("scheduled", "after red") or before is None:
+        return False
+    if any(earlier == documents[number] for other, earlier in documents.items() if other < number):
         return False
     return ancestry.get("predecessor_sha256") == document_sha256(before)
 
 
-def _defers_less(document: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
-    """Tell whether a certificate defers less than another somewhere, or that cannot be seen."""
+def _is_choice(document: Mapping[str, Any], than: Mapping[str, Any]) -> bool:
+    """Tell whether a certificate defers less than another somewhere, or promises what the other does not."""
     same_log = _part(document, "evidence").get("log_sha256") == _part(than, "evidence").get("log_sha256")
-    if same_log and "stops" in _part(document, "promise") and "stops" in _part(than, "promise"):
+    promise, other = _part(document, "promise"), _part(than, "promise")
+    if same_log and "stops" in promise and "stops" in other:
         return False
     ranks, others = _ranks(document), _ranks(than)
+    loss, its_loss = _part(document, "loss"), _part(than, "loss")
+    if "net" in (loss.get("type"), its_loss.get("type")) and ranks != others:  # its mean may rise with what is deferred
+        return True
+    if any(loss.get(name) != its_loss.get(name) for name in ("type", "name", "bound")):
+        return True
+    if promise.get("alpha", 0) < other.get("alpha", 0) or promise.get("confidence", 0) > other.get("confidence", 0):
+        return True
     return not ranks or any(rank < others.get(name, _DEFERS_ALL) for name, rank in ranks.items())
 
 

@@ -191,7 +191,7 @@ def _add_menu(places: list[int], values: list[float], start: int, top: int, scor
 
 def unseen_groups(features: FeatureSet, rows: FeatureRows) -> Floats:
     """Return 1 for each row whose group has no column of its own, else 0."""
-    if not features.groups or rows.group is None:
+    if rows.group is None:
         return np.zeros(len(rows.margin))
     known = set(features.groups)
     return np.array([float(name != "" and name not in known) for name in rows.group])

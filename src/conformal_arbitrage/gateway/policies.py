@@ -345,11 +345,7 @@ class PolicyTable:
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
         check_group_source(bound, settings.group, policy=name)
         given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
-        forfeited = self._check_signature(name, bound) or given_up or voided(version)
-        if settings.exclude and bound.loss.name == NET:
-            forfeited = (
-                forfeited or "gains of the excluded keys may be what kept the net loss, so exclude has no proof for it"
-            )
+        forfeited = self._check_signature(name, bound) or given_up or voided(version) or _excluded(settings, bound)
         bound = self._with_key(name, bound)
         if bound.learned is not None:
             bound.learned_score().rules()  # fitted now, not with the first request
@@ -387,7 +383,7 @@ class PolicyTable:
         for feature in cascade_features(settings):
             refuse_combination(feature, "path")
         bound = served_cascade(name, document, cascade=settings.cascade)
-        forfeited = self._check_signature(name, bound) or voided(version)
+        forfeited = self._check_signature(name, bound) or voided(version) or _excluded(settings, bound)
         certificate = bound.with_key_of(self._secret)
         if isinstance(pair, MenuPair):
             rule = CascadeChooser(
@@ -543,6 +539,13 @@ class PolicyTable:
     def _known(self, name: str) -> None:
         if not self.is_configured(name):
             raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
+
+
+def _excluded(settings: PolicyConfig, certificate: Certificate) -> str | None:
+    """Return why excluded keys leave a certificate without a guarantee; None if they do not."""
+    if not settings.exclude or certificate.loss.name != NET:
+        return None
+    return "gains of the excluded keys may be what kept the net loss, so exclude has no proof for it"
 
 
 def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
