@@ -18,6 +18,7 @@ from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.certificates import edited
 from tests.gateway.house import House, error_of, hanging, until
+from tests.gateway.test_monitor import exclude
 from tests.live_cascades import MENU, NAMES, PRICES, facts, reply, write_cascade_config
 
 URL = "/v1/arbitrage/policies/support"
@@ -46,9 +47,9 @@ def log_of(questions, ids, form, identities=None):
 class CascadeHouse(House):
     """A gateway over a cascade of three models that one upstream serves."""
 
-    def __init__(self, folder, *, form="text", alpha="0.1", chain=("small", "middle"), **sections):
+    def __init__(self, folder, *, form="text", alpha="0.1", chain=("small", "middle"), loss=None, **sections):
         super().__init__(folder, form=form, primary=reply, **sections)
-        self.alpha, self.chain = alpha, chain
+        self.alpha, self.chain, self.loss = alpha, chain, loss
 
     def configure(self):
         self._write({})
@@ -68,7 +69,9 @@ class CascadeHouse(House):
         questions, ids = [f"q{n}" for n in range(400)], [f"row{n}" for n in range(400)]
         known = identities_of(config, "support") | ({"grader": {"kind": "exact"}} if self.form == "text" else {})
         log, secret = log_of(questions, ids, self.form, known), ProjectSecret.find()
-        return calibrate_cascade(log, self.alpha, key=secret.boundary_key, chain=self.chain).sign(secret)
+        return calibrate_cascade(log, self.alpha, key=secret.boundary_key, chain=self.chain, loss=self.loss).sign(
+            secret
+        )
 
     def question(self, number):
         """Ask about one question; return its id."""
@@ -177,6 +180,17 @@ def test_audits_ask_the_guardian_and_no_monitor_reads_them(house):
     assert audited[0].audit.scores is not None
     shown = gateway.get(f"{URL}/monitor").json()
     assert "a path has several thresholds" in json.dumps(shown)
+
+
+@pytest.mark.parametrize(("loss", "voided"), [(None, False), ("net", True)])
+def test_an_excluded_key_voids_a_net_cascade_for_all(house, loss, voided):
+    gateway = house(CascadeHouse, loss=loss)
+    _, id = gateway.key("call")
+    exclude(gateway, [id])
+    gateway.headers = gateway.keyed("call")
+    gateway.question(1)
+    [record] = gateway.records()
+    assert ("gains of the excluded keys" in (record.decision.no_guarantee or "")) == voided
 
 
 def test_certificates_of_the_other_kind_are_refused(house):
