@@ -154,6 +154,7 @@ def test_a_sample_with_replacement_is_caught(monkeypatch):
 PILOTS = [(5, 3, "0", 0.5, 1), (6, 4, "0", 0.4, 1), (6, 4, "0.2", 0.4, 2), (7, 5, "0.1", 0.3, 2)]
 
 
+@pytest.mark.proof
 def test_a_pilot_leaves_the_promise_as_it_is_and_the_limit_of_the_whole_is_caught(monkeypatch):
     assert all(failures(*case[:4], pilot=case[4]) <= Fraction(str(case[3])) for case in PILOTS)
     for items, sample, error, level, pilot in PILOTS:
