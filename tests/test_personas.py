@@ -2,9 +2,11 @@
 
 import datetime as dt
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -184,6 +186,39 @@ def ask(url, body=None, key=None):
 
 
 # --- Someone who runs the gateway ---
+
+
+def test_an_operator_begins_with_a_wheel_and_no_sources(tmp_path):
+    """It is built and installed without a network, holds every file, and its commands run from there."""
+    wheels, target, sources = tmp_path / "wheels", tmp_path / "installed", ROOT / "src"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-index", "--no-build-isolation", "--no-deps", "--wheel-dir", wheels, ROOT]
+    subprocess.run(build, check=True)
+    [wheel] = wheels.iterdir()
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", target, wheel], check=True)
+    files = {file.relative_to(sources) for file in sources.rglob("*") if file.is_file() and file.suffix != ".pyc"}
+    assert Path("conformal_arbitrage/data/science.parquet") in files
+    assert {file.suffix for file in files} >= {".html", ".css", ".js", ".svg"}, "templates and static files"
+    assert not [file for file in files if not (target / file).is_file()]
+
+    environment = os.environ | {"PYTHONPATH": str(target)}
+
+    def installed(program, *options):
+        done = subprocess.run([program, *options], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (options, done.stderr)
+        return done.stdout.strip()
+
+    where = installed(sys.executable, "-c", "import conformal_arbitrage; print(conformal_arbitrage.__file__)")
+    assert Path(where).is_relative_to(target)
+    arbitrage = target / "bin/arbitrage"
+    assert installed(arbitrage, "--version").endswith(wheel.name.split("-")[1])
+    installed(arbitrage, "init", "-o", "own.toml")
+    Path("science.parquet").write_bytes((target / "conformal_arbitrage/data/science.parquet").read_bytes())
+    Path("arbitrage.toml").write_text(f'{demo.MODELS}\n[policies.support]\nmode = "shadow"\n')
+    _, digest, *_ = installed(arbitrage, "keys", "generate").split()
+    environment |= dict([digest.split("=")])
+    migrate = shlex.split(printed("docs/operations.md", "arbitrage records migrate"), comments=True)
+    assert "Created: key" in installed(arbitrage, *migrate[1:])
 
 
 def test_an_operator_goes_from_an_empty_database_through_an_alarm_to_a_restored_backup(server, tmp_path, monkeypatch):

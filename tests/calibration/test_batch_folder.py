@@ -201,8 +201,8 @@ def test_percentages_are_converted_and_items_without_a_label_go_to_experts():
     [
         (lambda rows: [{**rows[0], "id": "item-x"}, *rows[1:]], "has another id than in the table"),
         (lambda rows: [*rows, {**rows[0], "row": "399" if rows[0]["row"] != "399" else "398"}], "were not given|twice"),
-        (lambda rows: rows[1:], "1 rows missing"),
-        (lambda rows: [*rows, rows[0]], "1 rows twice"),
+        (lambda rows: rows[1:], "1 row missing"),
+        (lambda rows: [*rows, rows[0]], "1 row twice"),
         (lambda rows: [{**rows[0], "row": "9999"}, *rows[1:]], "not given to experts"),
         (lambda rows: [{**rows[0], "row": "first"}, *rows[1:]], "is not a number"),
         (lambda rows: [{k: v for k, v in row.items() if k != "row"} for row in rows], "no column 'row'"),
@@ -232,7 +232,7 @@ def test_the_sample_of_another_table_is_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows[6].update(answer="changed"), r"1 rows were changed .*, the first is row 7 \(columns answer\)"),
+        (lambda rows: rows[6].update(answer="changed"), r"1 row was changed .*, the first is row 7 \(columns answer\)"),
         (lambda rows: rows[6].update(confidence=0.123), r"the first is row 7 \(columns confidence\)"),
         (lambda rows: rows.pop(), "there are 399 rows, and there were 400"),
         (lambda rows: rows[0].update(id="other"), "columns id"),

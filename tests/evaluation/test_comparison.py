@@ -52,7 +52,7 @@ def test_every_rule_is_measured_at_every_budget(comparison):
     assert [rule.rule for rule in comparison.rules] == 2 * [rule.name for rule in RULES]
     assert comparison.left_out == {}
     assert comparison.test_size == 900
-    assert repr(comparison) == "RuleComparison(source='arrays', rules=15, splits=40, n=1200)"
+    assert repr(comparison) == "RuleComparison(source='arrays given to from_router', rules=15, splits=40, n=1200)"
 
 
 def test_ours_keep_the_budget_and_a_threshold_fitted_to_its_own_rows_does_not_beat_them_honestly(comparison):

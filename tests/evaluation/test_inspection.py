@@ -6,6 +6,7 @@ import pytest
 
 from conformal_arbitrage import CostOptions, OptionError, ScoreLog, calibrate, inspect, split
 from conformal_arbitrage.evaluation.inspection import budget_uses
+from conformal_arbitrage.scorelog.log import FROM_ARRAYS
 
 
 def pair(knows, n=2000, seed=0, **options):
@@ -181,5 +182,5 @@ def test_in_router_form_rows_without_a_confidence_count_as_the_primarys_answer()
 
 
 def test_the_next_step_of_a_log_in_memory_is_a_call(science):
-    in_memory = replace(science, source="arrays")
+    in_memory = replace(science, source=FROM_ARRAYS)
     assert inspect(in_memory).next_steps[0].startswith("Next: recommend(log, A), with the alpha that you need")

@@ -164,7 +164,7 @@ def test_an_error_names_the_row_of_the_log_and_not_of_a_part_of_it():
     missing = log.missing.copy()
     missing[150] = True
     broken = replace(log, missing=missing, guardian=np.where(np.repeat(missing, log.sizes), np.nan, log.guardian))
-    with pytest.raises(ScoreLogError, match="arrays: row 151: no Guardian score"):
+    with pytest.raises(ScoreLogError, match="arrays given to from_router: row 151: no Guardian score"):
         recommend(broken, 0.1, key=KEY)
 
 

@@ -391,9 +391,9 @@ def test_the_certificate_of_a_frame_is_that_of_its_file(science):
 
 def test_a_log_prints_as_one_short_line():
     assert repr(ScoreLog.from_arrays([[0.9, 0.1]] * 2000, [[0.5, 0.5]] * 2000)) == (
-        "<ScoreLog arrays: 2,000 rows, 2 actions, primary='primary', guardian='guardian'>"
+        "<ScoreLog arrays given to from_arrays: 2,000 rows, 2 actions, primary='primary', guardian='guardian'>"
     )
     assert repr(sample()) == (
-        "<ScoreLog arrays: 3 rows, 1 to 3 actions, primary='primary', guardian='guardian', 1 without opinion, "
-        "1 without Guardian>"
+        "<ScoreLog arrays given to from_arrays: 3 rows, 1 to 3 actions, primary='primary', guardian='guardian', "
+        "1 without opinion, 1 without Guardian>"
     )

@@ -1,7 +1,20 @@
+import re
+
 import numpy as np
 import pytest
 
-from conformal_arbitrage import OptionError, ScoreLog, ScoreLogError, Usage, calibrate
+from conformal_arbitrage import (
+    OptionError,
+    ScoreLog,
+    ScoreLogError,
+    ScoreParts,
+    Usage,
+    calibrate,
+    compare,
+    inspect,
+    learn,
+    recommend,
+)
 from conformal_arbitrage.scorelog.log import costs_of
 from tests.scorelog.logs import sample
 
@@ -93,11 +106,11 @@ def test_binarising_needs_the_right_answers_and_a_menu():
     ("primary", "guardian", "options", "message"),
     [
         ([], [], {}, "no rows"),
-        ([[0.1]], [[0.1], [0.2]], {}, "1 rows of Primary scores, 2 of Guardian"),
+        ([[0.1]], [[0.1], [0.2]], {}, "1 row of Primary scores, 2 of Guardian"),
         ([["a"]], [[0.1]], {}, "row 1, column 'primary'"),
         ([[True]], [[0.1]], {}, "row 1, column 'primary'"),
         ([0.1], [[0.1]], {}, "row 1, column 'primary'"),
-        ([[0.1]], [[0.1]], {"id": ["a", "b"]}, "column 'id' has 2 rows"),
+        ([[0.1]], [[0.1]], {"id": ["a", "b"]}, "arrays given to from_arrays: column 'id' has 2 rows"),
         ([[0.1]], [[0.1]], {"outcomes": {"s": [[1, 2]]}}, "column 's': 2 entries for 1 actions"),
         ([[0.1]], [[0.1]], {"outcomes": {"s": [[1], [2]]}}, "column 's' has 2 rows"),
         ([[0.1]], [[0.1]], {"actions": [["a", "b"]]}, "column 'actions'"),
@@ -132,6 +145,52 @@ def test_masked_scores_are_missing_scores():
 def test_guardian_scores_below_a_tick_count_as_zero():
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1.0, 1e-35]] * 40)
     assert calibrate(log, 0.1).relaxation == 0
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda log: calibrate(log, 0.5), r"Guardian scores leave \[0, 1\]"),
+        (lambda log: recommend(log, 0.5, key=b"k" * 32), r"Guardian scores leave \[0, 1\]"),
+        (lambda log: compare(log, [0.5], calibration_size=100), r"compare needs losses in \[0, 1\]"),
+        (learn, r"learning needs losses in \[0, 1\]"),
+    ],
+)
+def test_scores_that_leave_the_unit_interval_are_refused_with_the_first_row(use, message):
+    scores = np.tile([1.0, 0.5], (200, 1))
+    scores[[147, 160], 1] = 5, -1
+    log = ScoreLog.from_arrays(np.tile([0.9, 0.1], (200, 1)), scores, id=range(200))
+    with pytest.raises(OptionError, match=f"^arrays given to from_arrays: row 148: {message}"):
+        use(log)
+
+
+def test_scores_too_large_for_exact_sums_are_refused_with_the_first_row(tmp_path):
+    scores = np.tile([1.0, 0.5], (200, 1))
+    scores[147:150, 1] = -1e7, 1e8, 1e7
+    log = ScoreLog.from_arrays(np.tile([0.9, 0.1], (200, 1)), scores, id=range(200))
+    with pytest.raises(ScoreLogError, match="row 148: Guardian scores from -1e\\+07 to 1e\\+08 are too large"):
+        calibrate(log, 0.5)
+    log.write(tmp_path / "one.parquet")
+    parts = ScoreParts.read(tmp_path / "one.parquet", rows_per_part=100)
+    with pytest.raises(ScoreLogError, match=r"one.parquet: row 148: Guardian scores"):
+        calibrate(parts, 0.5)
+
+
+def test_parts_whose_scores_leave_the_unit_interval_are_refused_with_file_and_row(tmp_path):
+    scores = np.tile([1.0, 0.5], (200, 1))
+    scores[147, 1] = 5
+    ScoreLog.from_arrays(np.tile([0.9, 0.1], (200, 1)), scores, id=range(200)).write(tmp_path / "one.parquet")
+    parts = ScoreParts.read(tmp_path / "one.parquet", rows_per_part=100)
+    with pytest.raises(OptionError, match=r"one.parquet: row 148: Guardian scores leave"):
+        calibrate(parts, 0.5)
+
+
+def test_a_single_row_is_a_row_in_words():
+    log = ScoreLog.from_arrays([[0.9, 0.1]], [[1, 0]])
+    certificate = calibrate(log, 0.5)
+    words = f"{log!r} {certificate.facts()} {certificate.guarantee} {inspect(log).facts()} {inspect(log).problems}"
+    assert "1 row" in words
+    assert not re.search(r"\b1 rows", words)
 
 
 def test_usage_of_another_length_is_refused():

@@ -28,8 +28,13 @@ def test_confidences_and_grades_become_a_menu_of_two():
     ],
 )
 def test_router_columns_outside_their_range_are_refused(options, problem):
-    with pytest.raises(ScoreLogError, match=problem):
+    with pytest.raises(ScoreLogError, match=f"^arrays given to from_router: .*{problem}"):
         ScoreLog.from_router(**options)
+
+
+def test_an_error_in_arrays_names_the_function_the_row_and_the_argument():
+    with pytest.raises(ScoreLogError, match=r"^arrays given to from_router: row 3, column 'primary_grade': 2 must be"):
+        ScoreLog.from_router(confidence=[1, 1, 1], primary_grade=[0, 1, 2], guardian_grade=[1, 1, 1])
 
 
 def router_csv(path, rows):

@@ -25,7 +25,7 @@ from conformal_arbitrage.calibration.words import wrong_allowed
 from conformal_arbitrage.core.bounds import hypergeometric_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.risk import Number, as_fraction
-from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError
+from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, read_confidence, sum_of_hashes
 from conformal_arbitrage.scorelog.parts import PartsTable, is_many
 from conformal_arbitrage.scorelog.tables import (
@@ -446,8 +446,8 @@ def _refuse_unsure(source: str, columns: BatchColumns, bad: Bools) -> None:
     if bad.any():
         raise ScoreLogError(
             f"{source}: row {int(bad.argmax()) + 1} has a label in '{columns.answer}' and no number in "
-            f"'{columns.confidence}' ({int(bad.sum())} rows have none); give it a confidence, or empty the label, so that "
-            "experts label it"
+            f"'{columns.confidence}' ({n_rows(int(bad.sum()), 'has', 'have')} none); give it a confidence, or empty the "
+            "label, so that experts label it"
         )
 
 
@@ -908,7 +908,7 @@ class DrawnBatch:
             if len(which):
                 some = ", ".join(str(row + 1) for row in which[:_FEW].tolist())
                 raise ScoreLogError(
-                    f"{path}: {len(which)} rows {problem}, such as {some}; keep the rows as they were written, and "
+                    f"{path}: {n_rows(len(which))} {problem}, such as {some}; keep the rows as they were written, and "
                     "leave the label empty where there is none yet"
                 )
         place = np.empty(self.terms.items, np.int64)
@@ -975,14 +975,14 @@ def _what_changed(folder: Path, terms: BatchTerms, items: BatchItems) -> str:
     n, columns = len(items.risk), [name for name, digest in items.columns.items() if terms.digests.get(name) != digest]
     where = f"columns {', '.join(columns)}" if columns else "which label belongs to which item"
     if n != terms.items:
-        return f"there are {n} rows, and there were {terms.items} at the draw"
+        return f"there {'is' if n == 1 else 'are'} {n_rows(n)}, and there were {terms.items} at the draw"
     try:
         before = np.load(folder / _HASHES)
     except (OSError, ValueError):
         return f"it was changed since the draw ({where})"
     changed = np.flatnonzero(before != items.hashes) if before.shape == items.hashes.shape else np.zeros(0, np.int64)
     first = f", the first is row {changed[0] + 1}" if len(changed) else ""
-    return f"{len(changed)} rows were changed since the draw{first} ({where})"
+    return f"{n_rows(len(changed), 'was', 'were')} changed since the draw{first} ({where})"
 
 
 def _shown(table: ColumnReader, names: BatchColumns, *, show_answers: bool = False) -> list[str]:

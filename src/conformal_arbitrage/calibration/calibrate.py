@@ -76,14 +76,14 @@ from conformal_arbitrage.core.risk import (
     crossings_here,
     find_thresholds,
     finest_tick,
+    first_outside,
     grid_points,
     in_unit,
     last_draw,
     net_losses,
-    score_range,
     spendable,
 )
-from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreColumns, ScoreLog, as_score_log, checksum
 from conformal_arbitrage.scorelog.parts import Engine, PassProgress, ScorePart, ScoreParts, as_engine, silent
@@ -489,7 +489,7 @@ def _budgets(alpha: Fraction, bound: Fraction, options: CalibrationOptions) -> l
 
 def likely_losses(n: int, alpha: Number, options: CalibrationOptions) -> list[float]:
     """Return the mean losses that n rows may show, one for each budget, before any row was looked at."""
-    bound = check_bound(options.loss_bound, (Fraction(0), 0), tick=Fraction(1), unit_scores=True, source="options")
+    bound = check_bound(options.loss_bound, (Fraction(0), 0), tick=Fraction(1), outside=None, source="options")
     budgets, digits, delta = _budgets(check_alpha(alpha, bound), bound, options), 3, options.delta()
     return [_limit(budget, bound, n, digits, options, delta) / (n * 10**digits) for budget in budgets]
 
@@ -751,7 +751,7 @@ class PartsSurvey:
             refuse_repeated_ids(log)
         self._survey(bracket, keys=few)
         self._refuse_unknown()
-        low, high = check_guardian_scores(self.scores, log.source)
+        low, high = self.scores
         worst = (
             as_fraction(missing, name="loss_bound") if missing is not None and self._counted.unknown else Fraction(0)
         )
@@ -813,7 +813,7 @@ class PartsSurvey:
             row = first.part.start + (first.first_unknown or 0) + 1
             raise ScoreLogError(
                 f"{first.part.file.path}: row {row}: no Guardian score, or `correct` of its answer is unknown "
-                f"({self._counted.unknown:,} of {self.n:,} rows); ask the Guardian again, or pass "
+                f"({self._counted.unknown:,} of {n_rows(f'{self.n:,}')}); ask the Guardian again, or pass "
                 'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
             )
 
@@ -823,7 +823,7 @@ class PartsSurvey:
             self._options.loss_bound,
             (Fraction(worst.largest[0], unit), worst.part.start + worst.largest[1]),
             tick=Fraction(1, unit),
-            unit_scores=in_unit(self.scores),
+            outside=next((facts.outside for facts in self._facts if facts.outside is not None), None),
             source=worst.part.file.path,
         )
 
@@ -920,6 +920,7 @@ class PartFacts:
     rows: RowFacts
     first_unknown: int | None
     scores: tuple[float, float]
+    outside: str | None
     span: float
     hashes: int
     checksum: int
@@ -950,8 +951,8 @@ class Survey:
     def __call__(self, part: ScorePart) -> Surveyed:
         """Look at every row of a part."""
         log, ids = part.load_apart()
-        scores, unknown = score_range(log.loss_scores), log.unknown_loss
-        check_guardian_scores(scores, part.name)
+        unknown, path = log.unknown_loss, part.file.path
+        scores = check_guardian_scores(log.loss_scores, log.offsets, path, start=part.start)
         events = self.measure.tolerant().events(log)
         (buckets,) = Fold((self.bracket,))(events.position, events.drop)
         facts = PartFacts(
@@ -959,6 +960,7 @@ class Survey:
             rows=RowFacts.of(log, unknown),
             first_unknown=int(unknown.argmax()) if unknown.any() else None,
             scores=scores if not unknown.all() else (inf, -inf),
+            outside=None if in_unit(scores) else first_outside(log.loss_scores, log.offsets, path, start=part.start),
             span=_span(log),
             hashes=part.hash_sum(log, ids),
             checksum=_checksum(log),
@@ -980,7 +982,7 @@ class Sampling:
     def __call__(self, part: ScorePart) -> "SampledEvents":
         """Return the events of some rows, in whichever row."""
         log = part.load([], ids=False)
-        check_guardian_scores(score_range(log.loss_scores), part.name)
+        check_guardian_scores(log.loss_scores, log.offsets, part.file.path, start=part.start)
         return SampledEvents(len(log), replace(self.measure.tolerant().events(log), row=np.zeros(0, np.int64)))
 
 

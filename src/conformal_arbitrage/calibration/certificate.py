@@ -84,8 +84,8 @@ from conformal_arbitrage.core.exact import (
 )
 from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.risk import SMALLEST_BOUND, GuardianSees, as_fraction
-from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.fitness import column_texts, n_rows
+from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
 from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object
 
@@ -771,7 +771,7 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     ]
     facts += [*_confidence_facts(certificate), *_learned_facts(certificate)]
     if isinstance(promise, Cluster):
-        sizes = f"at most {promise.max_cluster_size} rows each"
+        sizes = f"at most {n_rows(promise.max_cluster_size)} each"
         facts.append(("clusters", f"{promise.clusters} by '{promise.cluster}', {sizes}"))
     if status in ("ok", "learned"):
         gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
@@ -809,7 +809,7 @@ def _confidence_facts(certificate: "Certificate") -> list[tuple[str, str]]:
         facts.append(("groups", f"named by {source} in live requests"))
     for name, group in (certificate.groups or {}).items():
         rule = "deferred" if group.relaxation is None else f"relaxation {group.relaxation:.12g}"
-        facts.append((f"{certificate.by} {name}", f"{rule}, {group.n} rows"))
+        facts.append((f"{certificate.by} {name}", f"{rule}, {n_rows(group.n)}"))
     return facts
 
 
@@ -819,7 +819,10 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
     models = chain_text((*rule.chain.models, rule.guardian))
     facts = [
         ("chain", f"{models}  ({chosen}, on {tuning.rows} other rows)"),
-        ("risk budget", f"alpha {as_written(certificate.alpha)}, loss {loss.name}, {evidence.n} rows to calibrate on"),
+        (
+            "risk budget",
+            f"alpha {as_written(certificate.alpha)}, loss {loss.name}, {n_rows(evidence.n)} to calibrate on",
+        ),
     ]
     if rule.position is not None and rule.u is not None:
         facts.append(("stop", f"position {rule.position:.9g} of the path, there draws below {rule.u:.6f}"))
@@ -830,7 +833,7 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
     answers = f"the Guardian answers {100 * rule.guardian_share:.1f} %"
     facts.append(("cost", f"{relative:.3f} of the Guardian's alone ({instead}); {answers}"))
     if evidence.missing_guardian_rows:
-        facts.append(("missing grades", f"in {evidence.missing_guardian_rows} rows, counted as the largest loss"))
+        facts.append(("missing grades", f"in {n_rows(evidence.missing_guardian_rows)}, counted as the largest loss"))
     if certificate.looked_at is not None:
         facts.append(("looked at before", certificate.looked_at))
     advice = tuning.advice

@@ -30,7 +30,7 @@ from conformal_arbitrage.core.ridge import (
     learned_rule,
     query_features,
 )
-from conformal_arbitrage.errors import CertificateError, OptionError
+from conformal_arbitrage.errors import CertificateError, OptionError, n_rows
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.types import LearnedUse
 
@@ -347,7 +347,7 @@ def _read_arrays(packed: bytes, terms: LearnedTerms) -> dict[str, Any]:
         arrays = {name: file[name] for name in file.files}
     for name, values in arrays.items():
         if _KINDS.get(name) != values.dtype.kind or (name != "names" and len(values) != terms.rows):
-            raise ValueError(f"array {name!r} has type {values.dtype} and {len(values)} rows")
+            raise ValueError(f"array {name!r} has type {values.dtype} and {n_rows(len(values))}")
         if values.dtype.kind == "f" and name != "tokens" and not np.isfinite(values).all():
             raise ValueError(f"array {name!r} holds a number that is not finite")
     return arrays

@@ -33,7 +33,7 @@ from conformal_arbitrage.core.ridge import (
     left_out_kept,
     spendable_losses,
 )
-from conformal_arbitrage.core.risk import within_unit
+from conformal_arbitrage.core.risk import first_outside, within_unit
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.fitness import column_texts, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
@@ -320,7 +320,8 @@ def learn(
     """
     refuse_unfit(log.source, log.extra)
     if not within_unit(log.loss_scores):
-        raise OptionError(f"{log.source}: learning needs losses in [0, 1]; divide the Guardian's scores by their range")
+        where = first_outside(log.loss_scores, log.offsets, log.source)
+        raise OptionError(f"{where}: learning needs losses in [0, 1]; divide the Guardian's scores by their range")
     first, rest = split(log, share=share, seed=seed)
     options = CalibrationOptions(
         boundary="random", score="auto", features=features or Features(), missing_guardian="worst_case"

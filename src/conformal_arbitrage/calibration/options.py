@@ -23,7 +23,6 @@ from conformal_arbitrage.core.risk import (
     as_fraction,
     check_full_sight,
     net_losses,
-    within_unit,
 )
 from conformal_arbitrage.errors import InfeasibleError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes
@@ -506,11 +505,6 @@ class CalibrationOptions:
         """Return which rows of a log have an unknown loss."""
         grades = self.grades(log)
         return log.unknown_loss if grades is None else np.isnan(net_losses(log, grades))
-
-    def unit_scores(self, log: "ScoreLog") -> bool:
-        """Return whether what the loss compares lies in [0, 1], so that a bound of 1 needs no statement."""
-        grades = self.grades(log)
-        return within_unit(log.loss_scores if grades is None else grades)
 
     def with_key(self, key: bytes) -> "CalibrationOptions":
         """Return the same options with a key, if one is used (a random boundary, a confidence) and none was given."""

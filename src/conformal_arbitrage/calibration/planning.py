@@ -11,8 +11,7 @@ import numpy as np
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
-from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.fitness import n_rows
+from conformal_arbitrage.errors import OptionError, n_rows
 
 if TYPE_CHECKING:  # a gateway reads no logs
     from conformal_arbitrage.scorelog.log import ScoreLog

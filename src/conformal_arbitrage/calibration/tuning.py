@@ -19,7 +19,7 @@ from conformal_arbitrage.core.chains import (
     stage_features,
 )
 from conformal_arbitrage.core.exact import Floats, Indices
-from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.types import MissingGuardian
 
@@ -40,8 +40,8 @@ def tuning_rows(log: CascadeLog, *, share: float, seed: int) -> tuple[Indices, I
     cut = round(share * len(log)) if 0 < share < 1 else 0
     if not FEWEST_TUNING_ROWS <= cut < len(log):
         raise OptionError(
-            f"{log.source}: a tuning share of {share:g} of {len(log)} rows is {cut} rows; tuning a chain takes at least "
-            f"{FEWEST_TUNING_ROWS}, and rows must be left to calibrate on: collect more, or use another share"
+            f"{log.source}: a tuning share of {share:g} of {n_rows(len(log))} is {n_rows(cut)}; tuning a chain takes at "
+            f"least {FEWEST_TUNING_ROWS}, and rows must be left to calibrate on: collect more, or use another share"
         )
     ranks = [hashlib.sha256(f"tuning {seed};{name}".encode()).digest() for name in log.id.tolist()]
     order = np.array(sorted(range(len(log)), key=ranks.__getitem__), dtype=np.intp)

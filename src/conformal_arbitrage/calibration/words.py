@@ -31,7 +31,7 @@ from conformal_arbitrage.calibration.promises import (
 )
 from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.risk import as_fraction
-from conformal_arbitrage.scorelog.fitness import n_rows
+from conformal_arbitrage.errors import n_rows
 
 
 def guarantee(
@@ -408,7 +408,7 @@ def _confident_group_promise(alpha: float, confidence: float) -> str:
 
 def _shared_promise(alpha: float, fewest: int) -> str:
     return (
-        f"This holds for groups of {fewest} rows or more. The others share one threshold: if all logged queries and the "
+        f"This holds for groups of {n_rows(fewest)} or more. The others share one threshold: if all logged queries and the "
         f"next one are exchangeable, the expected loss of the next decision of any of them is at most {as_written(alpha)} "
         "on average over these groups, those that the log does not have included, and it may be higher in one of them."
     )
@@ -584,8 +584,9 @@ def _path_guarantee(rule: Path, promise: LivePromise, loss: LossTerms, evidence:
     alpha, n, guardian, net = as_written(promise.alpha), evidence.n, rule.guardian, isinstance(loss, Net)
     if rule.status == "always_defer":
         return (
-            f"These {n} rows are too few for any stop on the path at alpha {alpha}, so every query is answered "
-            f"by the Guardian, {guardian}. The loss is then 0: it is 0 by definition, whatever the queries. {_LOSSES[net]}"
+            f"{'This' if n == 1 else 'These'} {n_rows(n, 'is', 'are')} too few for any stop on the path at alpha {alpha}, "
+            f"so every query is answered by the Guardian, {guardian}. The loss is then 0: it is 0 by definition, "
+            f"whatever the queries. {_LOSSES[net]}"
         )
     parts = [
         f"If these {n} logged queries and the next one are exchangeable (same traffic, models, prompts and settings; no row "
@@ -652,7 +653,7 @@ def chain_facts(ancestry: Ancestry) -> list[tuple[str, str]]:
         "after looking": "installed after looking: no guarantee",
     }
     union = f", {ancestry.collected} of its rows collected" if ancestry.collected else ""
-    ahead = f"the next renewal takes {ancestry.first * 2**ancestry.renewal} rows since {_date(ancestry.since)}"
+    ahead = f"the next renewal takes {n_rows(ancestry.first * 2**ancestry.renewal)} since {_date(ancestry.since)}"
     before = f"after {ancestry.predecessor_sha256[:12]}, from {ancestry.root_sha256[:12]}"
     return [("chain", f"{steps[ancestry.step]}{union}; {before}"), ("schedule", ahead)]
 
@@ -671,7 +672,7 @@ def _in_chain(text: str, ancestry: Ancestry, rule: LiveRule, promise: LivePromis
         parts.append(_TIGHTENED.format(before=ancestry.calibrated.relaxation, after=relaxation))
     if ancestry.renewal:
         began = "began after an alarm: only rows since then count" if ancestry.step == "after red" else "has a schedule"
-        union = _UNION.format(rows=ancestry.collected) if ancestry.collected else ""
+        union = _UNION.format(rows=n_rows(ancestry.collected)) if ancestry.collected else ""
         schedule = _SCHEDULE.format(began=began, first=ancestry.first, since=since, union=union, k=ancestry.renewal)
         parts.append(f"{schedule} {_chain_promise(rule, promise)}")
     return " ".join(parts)
@@ -694,7 +695,7 @@ _TIGHTENED = (
     "relaxation grows, so that what is promised for the smaller one holds for the larger one, whenever and for whatever "
     "reason it was raised."
 )
-_UNION = ", the first renewal together with the {rows} rows of the log that the chain began with"
+_UNION = ", the first renewal together with the {rows} of the log that the chain began with"
 _SCHEDULE = (
     "This certificate belongs to a chain that {began}. Renewal k is calibrated on the first {first} x 2^(k - 1) rows of "
     "queries since {since}{union}, when the last of them is due, and is installed whatever comes out; this is renewal {k}."

@@ -29,14 +29,14 @@ from conformal_arbitrage.calibration.verify import (
 )
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_table, readable_width, warn, wrapped
-from conformal_arbitrage.errors import ConfigError, ScoreLogError
+from conformal_arbitrage.errors import ConfigError, ScoreLogError, n_rows
 from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import FILE, read_config
 from conformal_arbitrage.monitoring.lines import AuditPlan, plan_audits
 from conformal_arbitrage.scorelog.cascade import CascadeLog
-from conformal_arbitrage.scorelog.fitness import n_rows, repeats
+from conformal_arbitrage.scorelog.fitness import repeats
 from conformal_arbitrage.scorelog.log import ScoreLog, costs_of
 from conformal_arbitrage.scorelog.parts import Engine, ScoreParts, as_engine, scheme_of
 from conformal_arbitrage.scorelog.spark import SparkTable
@@ -403,7 +403,7 @@ def _apply_cascade(certificate: Certificate, log: str, output: str | None) -> tu
     counts = {name: answered.count(name) for name in names}
     shares = ", ".join(f"{name} {count} ({100 * count / len(scores):.1f} %)" for name, count in counts.items())
     summary = {"rows": len(scores), "answered_by": counts, "cost": float(decisions.cost.mean())}
-    return summary, [f"{len(scores)} rows, answered by {shares}."]
+    return summary, [f"{n_rows(len(scores))}, answered by {shares}."]
 
 
 def _decide(
@@ -435,7 +435,7 @@ def _decide_parts(
     certificate: Certificate, log: ScoreParts | SparkTable, engine: Engine, folder: str | None
 ) -> DecisionCounts:
     counts = decide_parts(certificate, log, engine, folder)
-    tell_pass(f"decided: {counts.rows:,} rows")
+    tell_pass(f"decided: {n_rows(f'{counts.rows:,}')}")
     return counts
 
 
@@ -589,7 +589,7 @@ def recommend_command(
     secret = ProjectSecret.find()
     logs = plan.logs(folder)
     if plan.sample is not None:
-        warn(f"from {len(logs[0]):,} rows: {logs[0].source}")
+        warn(f"from {n_rows(f'{len(logs[0]):,}')}: {logs[0].source}")
     recommendation = plan.recommend(logs, secret.boundary_key)
     certificate, terms = recommendation.certificate, calibration_terms(recommendation.certificate)
     looks = options.describe_looks(recommendation.certified.lineage(), fixed_before=fixed_before, terms=terms)
@@ -674,7 +674,9 @@ def _show(
         verify_it = shlex.join(["arbitrage", "verify", certificate, plan.source(folder)])
         click.echo(wrapped(f"`{verify_it}` finds the certified rows by the recorded split."))
     if certified is not None:
-        click.echo(f"Written: {certified}, the {len(recommendation.certified)} rows that are certified.")
+        click.echo(
+            f"Written: {certified}, the {n_rows(len(recommendation.certified), 'that is', 'that are')} certified."
+        )
     click.echo("\n".join(["\nBy hand:", *map(_wrapped_command, commands)]))
     if output is not None:
         click.echo(f"\nFor a gateway, in arbitrage.toml:\n\n{recommendation.policy_section(certificate)}")
@@ -757,8 +759,8 @@ def plan_command(
 
 
 def _show_rows(sizes: Plan) -> None:
-    click.echo(f"At least {sizes.fewest_rows} rows: with fewer, every query is deferred.")
-    click.echo(f"About {sizes.suggested_rows} rows: then the finite sample costs a tenth of the budget.")
+    click.echo(f"At least {n_rows(sizes.fewest_rows)}: with fewer, every query is deferred.")
+    click.echo(f"About {n_rows(sizes.suggested_rows)}: then the finite sample costs a tenth of the budget.")
     spendable = ["all deferred" if r.spendable is None else f"{r.spendable:.5f}" for r in sizes.rows]
     lines = [[f"{r.n}", text, f"± {r.spread:.5f}"] for r, text in zip(sizes.rows, spendable, strict=True)]
     print_table(["rows", "mean loss on the log, at most", "long-run loss: alpha ± one standard deviation"], lines)

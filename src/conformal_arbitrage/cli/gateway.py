@@ -28,14 +28,13 @@ from conformal_arbitrage.collecting import renewal
 from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estimate_grading, grade_records, read_backlog
 from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, score_log_of, write_record_parts
 from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
-from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
+from conformal_arbitrage.errors import DamagedError, OutputError, StoreError, n_rows
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import Config, read_config, webhooks_of
 from conformal_arbitrage.live.database import database_exists, database_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
-from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, outbox, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
@@ -403,7 +402,7 @@ def records_export_command(
     else:
         files = f" in {len(summary['files'])} files" if in_files else ""
         missing = f"{summary['missing_guardian_rows']} without a Guardian score"
-        click.echo(f"Written: {output}, {summary['rows']} rows{files}, {missing}")
+        click.echo(f"Written: {output}, {n_rows(summary['rows'])}{files}, {missing}")
 
 
 class _Export:
@@ -490,7 +489,7 @@ def _export_cascade(
         print_json({"rows": len(log), "models": models, "guardian": guardian, "output": output})
     else:
         click.echo(
-            f"Written: {output}, {len(log)} rows. Next: arbitrage calibrate {output} --path --guardian-column {guardian}"
+            f"Written: {output}, {n_rows(len(log))}. Next: arbitrage calibrate {output} --path --guardian-column {guardian}"
         )
 
 
@@ -869,10 +868,10 @@ async def _outlook(store: Store, target: RenewablePolicy) -> Outlook:
 
 def _described(ahead: Outlook) -> str:
     since = datetime.fromtimestamp(ahead.chain.since, UTC).isoformat(timespec="seconds")
-    union = f" and the {ahead.collected} rows of its log" if ahead.collected else ""
+    union = f" and the {n_rows(ahead.collected)} of its log" if ahead.collected else ""
     what = "the certificate after the alarm" if ahead.step == "after red" else f"renewal {ahead.renewal}"
     return (
-        f"policy {ahead.policy}, version {ahead.version}: {what} takes the first {ahead.rows} rows since {since}{union}; "
+        f"policy {ahead.policy}, version {ahead.version}: {what} takes the first {n_rows(ahead.rows)} since {since}{union}; "
         f"{ahead.arrived} have arrived, and the outcomes of {ahead.settled} are due"
     )
 

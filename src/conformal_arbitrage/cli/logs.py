@@ -24,7 +24,7 @@ from conformal_arbitrage.cli.output import (
     warn,
     wrapped,
 )
-from conformal_arbitrage.errors import OutputError
+from conformal_arbitrage.errors import OutputError, n_rows
 from conformal_arbitrage.evaluation import show
 from conformal_arbitrage.evaluation import simulation as simulation_report
 from conformal_arbitrage.evaluation.assessment import Assessment, assess, without_verdict
@@ -49,7 +49,6 @@ from conformal_arbitrage.importing import (
 from conformal_arbitrage.importing.quickstart import QuickStart, quick_start
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
-from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import LEVELS, CostOptions, ScoreLog, read_confidence
 from conformal_arbitrage.scorelog.tables import Table, file_format, write_text
 
@@ -417,7 +416,7 @@ def show_inspection(inspection: Inspection) -> None:
     print_facts(inspection.facts())
     if inspection.budgets:
         header, rows = inspection.budget_table()
-        which = f"{inspection.budget_rows} rows, those that `recommend` sets aside for choosing"
+        which = f"{n_rows(inspection.budget_rows)}, those that `recommend` sets aside for choosing"
         print_table(header, rows, title=f"How often each budget asks the Guardian, estimated on {which}")
     click.echo(wrapped(inspection.verdict))
     for problem in inspection.problems:
@@ -525,7 +524,7 @@ def learn_command(
         print_json({"learned": learned.learned_rows, "scored": len(learned.scored)})
         return
     click.echo(
-        f"Written: {output}, {len(learned.scored)} rows in router form; {learned.learned_rows} were learned from."
+        f"Written: {output}, {n_rows(len(learned.scored))} in router form; {learned.learned_rows} were learned from."
     )
 
 
@@ -709,7 +708,7 @@ def show_frontier(frontier: Frontier, form: str | None = None) -> None:
         return
     spread = screen_width() >= _WIDTH_WITH_SPREAD
     header, rows = show.cells(frontier, spread=spread, standard_error=True)
-    title = f"{frontier.trials} trials: {frontier.calibration_size} rows to calibrate, {frontier.test_size} to test"
+    title = f"{frontier.trials} trials: {n_rows(frontier.calibration_size)} to calibrate, {frontier.test_size} to test"
     left_out = print_fitted(header, rows, show.expendable(header), title=title)
     footnote = "±: standard error over trials of this log. " if spread and frontier.trials > 1 else ""
     click.echo(wrapped(f"{footnote}{_standard_error(frontier)}"))
@@ -774,9 +773,7 @@ def compare_command(
     if as_json:
         print_json(comparison.to_dict())
         return
-    title = (
-        f"{comparison.splits} splits: {comparison.calibration_size} rows to calibrate, {comparison.test_size} to test"
-    )
+    title = f"{comparison.splits} splits: {n_rows(comparison.calibration_size)} to calibrate, {comparison.test_size} to test"
     left_out = print_fitted(*comparison.table(), ("net loss", "$ per 1000"), title=title)
     name_left_out(left_out)
     for line in comparison.notes():

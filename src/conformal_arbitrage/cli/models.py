@@ -35,7 +35,7 @@ from conformal_arbitrage.collecting.collect import (
     replies_path,
 )
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
-from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
+from conformal_arbitrage.errors import ConfigError, OutputError, StoreError, n_rows
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.check import (
     ProbeResult,
@@ -54,7 +54,6 @@ from conformal_arbitrage.models.kinds import ROLES, Form, has_terminal
 from conformal_arbitrage.models.webhook import url_mistake
 from conformal_arbitrage.models.wrappers import dollars, stored_cost
 from conformal_arbitrage.scorelog.cascade import CascadeLog
-from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import PolicyVersion, open_store, policies
@@ -460,7 +459,7 @@ def _why(decision: Decision) -> str:
     if any(leg.role == "primary" and leg.error for leg in decision.legs):
         return "the Primary failed, so it has no opinion"
     if decision.learned is not None:
-        keeps = f"the learned score ({decision.learned.candidate}) keeps {decision.learned.count} rows of the log"
+        keeps = f"the learned score ({decision.learned.candidate}) keeps {n_rows(decision.learned.count)} of the log"
         return f"{keeps}, {'with' if decision.decided_by == 'primary' else 'without'} this query"
     if decision.relaxation is None:
         return "no action leads" if decision.margin == 0 else "this certificate defers every such query"
@@ -537,7 +536,7 @@ def progress_line(progress: Progress) -> None:
     """Say how far a collection has come, ten times on its way."""
     if progress.done == progress.total or progress.done % max(1, progress.total // 10) == 0:
         failed, cost = sum(progress.failures.values()), dollars(progress.spent.cost)
-        print_progress(f"{progress.done} of {progress.total} rows, {failed} failed, cost {cost}")
+        print_progress(f"{progress.done} of {n_rows(progress.total)}, {failed} failed, cost {cost}")
 
 
 def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> None:

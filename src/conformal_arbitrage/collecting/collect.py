@@ -13,7 +13,7 @@ from msgspec import structs
 
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError
+from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError, n_rows
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import Grader
@@ -490,7 +490,8 @@ def _refuse_hopeless(progress: Progress, legs: Mapping[str, Leg]) -> None:
         if progress.failures[name] == progress.done == FAILURES_IN_A_ROW:
             model = f"the {name.capitalize()}" if name in ROLES else name
             raise ScorerError(
-                f"{model} failed on all of the first {progress.done} rows ({leg.error}); fix that first: `arbitrage check`"
+                f"{model} failed on all of the first {n_rows(progress.done)} ({leg.error}); fix that first: "
+                "`arbitrage check`"
             )
 
 

@@ -26,12 +26,11 @@ from conformal_arbitrage.calibration.secret import ProjectSecret, draw, subkey
 from conformal_arbitrage.calibration.verify import options_of
 from conformal_arbitrage.collecting.records import is_known, log_rows, rows_log, uncertified_log
 from conformal_arbitrage.core.risk import GuardianSees
-from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
+from conformal_arbitrage.errors import ConfigError, OptionError, StoreError, n_rows
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, due_days
-from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.store import events, policies
 from conformal_arbitrage.store.events import CalibrationRow
@@ -393,8 +392,8 @@ async def successor(store: Store, policy: RenewablePolicy, ahead: Outlook) -> Su
     """
     if not ahead.due:
         raise StoreError(
-            f"policy {ahead.policy}: renewal {ahead.renewal} takes {ahead.rows} rows whose outcomes are due, and there are "
-            f"{ahead.settled}; it is not due yet"
+            f"policy {ahead.policy}: renewal {ahead.renewal} takes {n_rows(ahead.rows)} whose outcomes are due, and there "
+            f"are {ahead.settled}; it is not due yet"
         )
     return await _calibrated(store, policy, ahead, step=ahead.step, renewal=ahead.renewal, limit=ahead.rows)
 

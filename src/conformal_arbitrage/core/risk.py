@@ -33,7 +33,7 @@ from conformal_arbitrage.core.exact import (
     sorted_columns,
     tick_gaps,
 )
-from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
 
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
 Loss = Callable[[Any, NDArray[np.int64]], float]
@@ -155,7 +155,7 @@ class LossMeasure:
         """Return how the Guardian regret of a log is counted; refuse scores that are missing or too large."""
         worth, unknown = log.loss_scores, log.unknown_loss
         worst = _price_of_unknown(log, unknown, self.missing_loss, _UNLABELLED)
-        low, high = check_guardian_scores(score_range(worth), log.source)
+        low, high = check_guardian_scores(worth, log.offsets, log.source)
         digits = finest_tick(len(log.offsets) - 1, max(Fraction(high) - Fraction(low), worst))
         return _Regret(
             log=log,
@@ -182,7 +182,7 @@ def _price_of_unknown(
         first = unknown[0]
         what, remedy = ("no Guardian score", "ask the Guardian again") if log.missing[first] else ungraded
         raise ScoreLogError(
-            f"{log.source}: row {first + 1}: {what} ({unknown.size} of {len(log.missing)} rows); {remedy}, or pass "
+            f"{log.source}: row {first + 1}: {what} ({unknown.size} of {n_rows(len(log.missing))}); {remedy}, or pass "
             'missing_guardian="worst_case" (--missing-guardian worst_case): dropping such rows breaks the guarantee'
         )
     return check_size(as_fraction(missing_loss, name="loss_bound"))
@@ -229,6 +229,14 @@ def in_unit(scores: tuple[float, float]) -> bool:
     return scores[0] >= 0 and scores[1] <= 1
 
 
+def first_outside(
+    scores: Floats, offsets: Integers, source: str, *, low: float = 0.0, high: float = 1.0, start: int = 0
+) -> str:
+    """Return where the first of the scores that leave an interval stands: the source and the row."""
+    row = int(np.searchsorted(offsets, ((scores < low) | (scores > high)).argmax(), side="right"))
+    return f"{source}: row {start + row}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Regret:
     """A log, and how its Guardian scores become losses in ticks.
@@ -260,15 +268,17 @@ class _Regret:
         return BlockLosses(block, gap, order, levels)
 
 
-def check_guardian_scores(scores: tuple[float, float], source: str) -> tuple[float, float]:
+def check_guardian_scores(scores: Floats, offsets: Integers, source: str, *, start: int = 0) -> tuple[float, float]:
     """Return the smallest and largest Guardian score; refuse those whose sums would not be exact."""
-    low, high = scores
-    if max(abs(low), abs(high)) > LARGEST_GUARDIAN_SCORE:
+    low, high = score_range(scores)
+    limit = LARGEST_GUARDIAN_SCORE
+    if max(abs(low), abs(high)) > limit:
+        where = first_outside(scores, offsets, source, low=-limit, high=limit, start=start)
         raise ScoreLogError(
-            f"{source}: Guardian scores from {low:g} to {high:g} are too large (limit {LARGEST_GUARDIAN_SCORE:g}); "
+            f"{where}: Guardian scores from {low:g} to {high:g} are too large (limit {limit:g}); "
             "divide them, the bound and alpha by one power of ten: the rule stays the same"
         )
-    return scores
+    return low, high
 
 
 def net_losses(log: ScoreArrays, grades: Floats) -> Floats:
@@ -838,7 +848,7 @@ class RiskCurve:
         events: where the loss of each row changes.
         draw: gives the draws of rows, for boundary="random"; else None.
         signed: whether losses can be negative.
-        unit_scores: whether all Guardian scores lie in [0, 1], so that a bound of 1 needs no statement.
+        outside: where the first Guardian score beyond [0, 1] stands; None if a bound of 1 needs no statement.
         grid: the only relaxations allowed; None for all.
     """
 
@@ -846,7 +856,7 @@ class RiskCurve:
     events: Events
     draw: Draw | None
     signed: bool
-    unit_scores: bool
+    outside: str | None
     grid: Floats | None = None
 
     @classmethod
@@ -882,17 +892,14 @@ class RiskCurve:
         cls, log: ScoreArrays, events: Events, *, grades: Floats | None = None, u: Floats | Draw | None = None
     ) -> "RiskCurve":
         """Build the curve of a log whose events are known; see `from_log`."""
-        unit = (
-            in_unit(events.scores)
-            if events.scores is not None
-            else within_unit(log.loss_scores if grades is None else grades)
-        )
+        scores = log.loss_scores if grades is None else grades
+        unit = within_unit(scores) if events.scores is None else in_unit(events.scores)
         return cls(
             source=log.source,
             events=events,
             draw=u.take if isinstance(u, np.ndarray) else u,
             signed=grades is not None,
-            unit_scores=unit,
+            outside=None if unit else first_outside(scores, log.offsets, log.source),
         )
 
     @property
@@ -954,7 +961,7 @@ class RiskCurve:
     def bound(self, loss_bound: Number | None) -> Fraction:
         """Return the loss bound as the user wrote it, checked against the losses of this log."""
         tick = Fraction(1, 10**self.tick_digits)
-        return check_bound(loss_bound, self.largest_loss, tick=tick, unit_scores=self.unit_scores, source=self.source)
+        return check_bound(loss_bound, self.largest_loss, tick=tick, outside=self.outside, source=self.source)
 
     def limits(self, alphas: Sequence[Number], loss_bound: Number | None = None, *, unseen: int = 1) -> list[int]:
         """Return the largest total that keeps each budget, in ticks.
@@ -1090,16 +1097,16 @@ def grid_points(step: Number) -> Floats:
 
 
 def check_bound(
-    loss_bound: Number | None, largest_loss: tuple[Fraction, int], *, tick: Fraction, unit_scores: bool, source: str
+    loss_bound: Number | None, largest_loss: tuple[Fraction, int], *, tick: Fraction, outside: str | None, source: str
 ) -> Fraction:
     """Return the loss bound as the user wrote it.
 
     It must not lie below the largest loss by a tick or more (losses are rounded to ticks). It may be left out, and is
-    then 1, only if all Guardian scores lie in [0, 1].
+    then 1, only if no Guardian score lies outside [0, 1]; `outside` says where the first one does.
     """
-    if loss_bound is None and not unit_scores:
+    if loss_bound is None and outside is not None:
         raise OptionError(
-            f"{source}: Guardian scores leave [0, 1], so the largest possible loss is not 1; "
+            f"{outside}: Guardian scores leave [0, 1], so the largest possible loss is not 1; "
             "state it from what the scores mean: loss_bound= (--loss-bound)"
         )
     bound = check_size(as_fraction(1 if loss_bound is None else loss_bound, name="loss_bound"))

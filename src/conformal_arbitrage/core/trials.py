@@ -21,7 +21,7 @@ from conformal_arbitrage.core.risk import (
     position_order,
     spendable,
 )
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, n_rows
 
 Name = str | tuple[str, str]
 Split = tuple[Indices, Indices]
@@ -67,7 +67,7 @@ def draw_splits(
     if not 0 < calibration_size < used <= pool <= n:
         raise OptionError(
             f"a calibration size of {calibration_size} with {'the rest' if test_size is None else test_size} for the "
-            f"test does not fit {pool} of {n} rows; give a calibration size below the number of rows"
+            f"test does not fit {pool} of {n_rows(n)}; give a calibration size below the number of rows"
         )
     places = [_split(pool, calibration_size, used - calibration_size, rng) for _ in range(trials)]
     if groups is None:

@@ -16,8 +16,8 @@ from conformal_arbitrage.calibration.promises import Cluster, PerSession
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.risk import Loss
-from conformal_arbitrage.errors import OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, n_rows, refuse_unfit
+from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 
 Method = Literal["clopper-pearson", "chernoff-hoeffding", "chernoff-hoeffding by cluster"]
@@ -102,7 +102,7 @@ class Assessment:
             facts.append(("dollars per 1000", f"{self.cost_per_1000:.4g}"))
         for name, group in self.groups.items():
             low, high = group.interval
-            where = f"{low:.4f} to {high:.4f}, {100 * group.deferred:.1f} % deferred, {group.rows} rows"
+            where = f"{low:.4f} to {high:.4f}, {100 * group.deferred:.1f} % deferred, {n_rows(group.rows)}"
             facts.append((f"group {name}", f"{group.loss:.4f}, interval {where}"))
         if self.missing_guardian_rows:
             facts.append(("unknown loss", f"{n_rows(self.missing_guardian_rows)}, counted as the worst case"))

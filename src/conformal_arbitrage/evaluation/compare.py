@@ -23,11 +23,11 @@ from conformal_arbitrage.core.ridge import (
     fit_ridges,
     spendable_losses,
 )
-from conformal_arbitrage.core.risk import Number, as_fraction, net_losses, within_unit
+from conformal_arbitrage.core.risk import Number, as_fraction, first_outside, net_losses, within_unit
 from conformal_arbitrage.core.trials import Split, draw_splits
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, n_rows
 from conformal_arbitrage.evaluation.inspection import primary_alone
-from conformal_arbitrage.scorelog.fitness import n_rows, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 
 if TYPE_CHECKING:
@@ -509,8 +509,8 @@ def compare(
     rest = len(log) - calibration_size
     if rest < 1:
         raise OptionError(
-            f"{log.source}: {calibration_size} rows to calibrate on leave none of its {len(log)} to test on; give a smaller "
-            "calibration size (--calibration-size), or a log with more rows"
+            f"{log.source}: {n_rows(calibration_size, 'to calibrate on leaves', 'to calibrate on leave')} none of its "
+            f"{len(log)} to test on; give a smaller calibration size (--calibration-size), or a log with more rows"
         )
     rows = _rows(log, menu_size)
     size = min(rest, USUAL_TEST_SIZE) if test_size is None else test_size
@@ -557,7 +557,8 @@ def _rows(log: ScoreLog, menu_size: int | None) -> RuleRows:
     """Return all rows of a log as rules see them, those tied at the top with no loss: every rule defers them."""
     top, margin, loss = primary_alone(log)
     if not within_unit(log.loss_scores):
-        raise OptionError(f"{log.source}: compare needs losses in [0, 1]; divide the Guardian's scores by their range")
+        where = first_outside(log.loss_scores, log.offsets, log.source)
+        raise OptionError(f"{where}: compare needs losses in [0, 1]; divide the Guardian's scores by their range")
     grades = log.outcome("correct") if "correct" in log.outcome_names else None
     net = None if grades is None or not within_unit(grades) else net_losses(log, grades)
     if net is not None and np.isnan(net).any():

@@ -39,7 +39,7 @@ from conformal_arbitrage.core.trials import (
     draw_splits,
     run_trials,
 )
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, n_rows
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
@@ -690,7 +690,7 @@ def evaluate_cascade(
     tested = len(log) - calibration_size if test_size is None else test_size
     if not calibration_size > 0 or not 0 < tested <= len(log) - calibration_size or trials < 1:
         raise OptionError(
-            f"{log.source}: {calibration_size} rows to calibrate on and {tested} to test on do not fit into {len(log)} "
+            f"{log.source}: {n_rows(calibration_size)} to calibrate on and {tested} to test on do not fit into {len(log)} "
             f"rows, or there are no trials ({trials}); choose smaller sizes"
         )
     rng = np.random.default_rng(seed)

@@ -18,9 +18,17 @@ from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, 
 from conformal_arbitrage.core.bounds import Interval
 from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
 from conformal_arbitrage.core.risk import LossMeasure, Number, RiskCurve, net_losses, within_unit
-from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.fitness import n_rows, refuse_unfit, repeats
-from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
+from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.scorelog.fitness import refuse_unfit, repeats
+from conformal_arbitrage.scorelog.log import (
+    FROM_ARRAYS,
+    FROM_ROUTER,
+    CostKeywords,
+    CostOptions,
+    Costs,
+    ScoreLog,
+    costs_of,
+)
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
@@ -249,7 +257,7 @@ def inspect(
         raise OptionError(f"{log.source}: no row has a Guardian score with a known loss; nothing to inspect")
     top, margin, regret = primary_alone(answered)
     curve = RiskCurve.from_log(answered, guardian_sees="all")
-    bound = curve.bound(loss_bound) if loss_bound is not None or curve.unit_scores else None
+    bound = curve.bound(loss_bound) if loss_bound is not None or curve.outside is None else None
     auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
     saved, gains = _calls_saved(margin, regret), right_gains(answered, top)
     worth, verdict = _verdict(saved, None if gains is None else (gains, margin), prices)
@@ -390,7 +398,7 @@ def _next_steps(log: ScoreLog) -> tuple[str, ...]:
     """Return what to run next."""
     options = f" --primary-column {quote(log.columns[0])} --guardian-column {quote(log.columns[1])}"
     columns = "" if log.columns == ("primary", "guardian") else options
-    in_memory = log.source in ("arrays", "frame")
+    in_memory = log.source in (FROM_ARRAYS, FROM_ROUTER, "frame")
     call = (
         "recommend(log, A)"
         if in_memory
@@ -506,7 +514,7 @@ def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     if bound is None:
         problems.append("Guardian scores leave [0, 1]: state the largest possible loss with --loss-bound")
     elif bound > Fraction("0.05") and len(log) < rows_needed(0.05, bound):
-        problems.append(f"{len(log)} rows are few: alpha 0.05 needs at least {rows_needed(0.05, bound)}")
+        problems.append(f"{n_rows(len(log), 'is', 'are')} few: alpha 0.05 needs at least {rows_needed(0.05, bound)}")
     if not log.outcome_names and not log.is_router:
         problems.append("no `label` or `correct` column: accuracy cannot be shown")
     if log.identities is None:

@@ -23,7 +23,7 @@ from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
 from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
-from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
+from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError, n_rows
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.evaluation.inspection import (
     FEWEST_TUNING_ROWS,
@@ -371,9 +371,9 @@ def _check_rows(alpha: Number, bound: Fraction, tuning: int, n: int, source: str
     budget, needed = check_alpha(alpha, bound), rows_needed(alpha, bound)
     if n < needed or tuning < FEWEST_TUNING_ROWS:
         raise InfeasibleError(
-            f"{source}: {tuning} rows to choose on and {n} to certify on are too few for alpha {float(budget):g}: it takes "
-            f"{FEWEST_TUNING_ROWS} and {needed} or more; collect more rows, or fix the options yourself and run `arbitrage "
-            "calibrate` on all of them"
+            f"{source}: {n_rows(tuning)} to choose on and {n} to certify on are too few for alpha {float(budget):g}: it "
+            f"takes {FEWEST_TUNING_ROWS} and {needed} or more; collect more rows, or fix the options yourself and run "
+            "`arbitrage calibrate` on all of them"
         )
     return budget
 

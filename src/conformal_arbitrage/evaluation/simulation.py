@@ -18,11 +18,11 @@ from conformal_arbitrage.calibration.options import (
 from conformal_arbitrage.calibration.planning import COMFORT, rows_needed
 from conformal_arbitrage.core.exact import Bools, Floats, Indices
 from conformal_arbitrage.core.risk import Number
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, n_rows
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, certificate_lines
 from conformal_arbitrage.monitoring.monitor import LedgerHistory, LedgerRow, Monitor, ledger_history
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
-from conformal_arbitrage.scorelog.fitness import n_rows, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.tables import strings
 
@@ -46,7 +46,7 @@ def simulation_facts(simulation: "Simulation") -> list[tuple[str, str]]:
         if certificate.confidence is None
         else f"with confidence {certificate.confidence:g}"
     )
-    first = ("certificate", f"alpha {certificate.alpha:g} from {certificate.n} rows, {promise}; red {red}")
+    first = ("certificate", f"alpha {certificate.alpha:g} from {n_rows(certificate.n)}, {promise}; red {red}")
     happened = [(f"at decision {moment.at:,}", _words(moment, simulation)) for moment in simulation.moments]
     quiet = happened and not any(moment.kind == "red" for moment in simulation.moments)
     return [first, *happened, *([(happened[-1][0], "no alarm until the end")] if quiet else [])]
@@ -280,7 +280,8 @@ def simulate(
     order = rng.permutation(len(log))
     n = len(log) // 2 if plan.calibration_rows is None else plan.calibration_rows
     if not 0 < n < len(log):
-        raise OptionError(f"{n} calibration rows of {len(log)} leave no traffic; give fewer, with calibration_rows=")
+        leave = n_rows(n, "to calibrate on leaves", "to calibrate on leave")
+        raise OptionError(f"{leave} no traffic of {len(log)}; give fewer, with calibration_rows=")
     options = chosen.with_key(rng.bytes(32))
     certificate = certify(log.select(np.sort(order[:n])), alpha, options)
     lines = certificate_lines(certificate, alarm_line=plan.alarm_line)
@@ -376,7 +377,7 @@ class _Traffic:
             if not wanted or first >= len(self.rows):
                 break
             certificate = certify(self.log(red.at, first), alpha, options)
-            moments.append(Moment(kind="renewal", at=first, text=f"{wanted} rows since the alarm"))
+            moments.append(Moment(kind="renewal", at=first, text=f"{n_rows(wanted)} since the alarm"))
             if certificate.status == "always_defer":
                 break
         moments.sort(key=lambda moment: moment.at)

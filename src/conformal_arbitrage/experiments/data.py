@@ -13,7 +13,7 @@ from msgspec import structs
 from conformal_arbitrage.collecting.collect import Collection, EndpointEstimate, Progress, replies_path
 from conformal_arbitrage.collecting.questions import Menus, content_ids
 from conformal_arbitrage.core.trials import balanced
-from conformal_arbitrage.errors import OptionError, SourceError
+from conformal_arbitrage.errors import OptionError, SourceError, n_rows
 from conformal_arbitrage.experiments.protocol import Part, Source
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.others import ReplayScorer
@@ -203,7 +203,7 @@ class Live:
         where = (
             "the paper's datasets" if self.data is None else f"a local copy of the paper's datasets ({self.data.name})"
         )
-        some = "" if self.rows is None else f", a sample of {self.rows} rows of each"
+        some = "" if self.rows is None else f", a sample of {n_rows(self.rows)} of each"
         title = f"live scores of {names[0]} (Primary) and {names[1]} (Guardian) on {where}{some}"
         return Source(title=title, read=self.read, spent=lambda: dollars(self.spent()))
 

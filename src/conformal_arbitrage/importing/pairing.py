@@ -10,14 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.models.port import fingerprint, work_through
 from conformal_arbitrage.models.wrappers import SpendingLimit
-from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 from conformal_arbitrage.scorelog.tables import Table, strings
 from conformal_arbitrage.types import ChatRequest, Messages, as_list, transcript

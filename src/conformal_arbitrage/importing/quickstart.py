@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.core.risk import Number, as_fraction
-from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
-from conformal_arbitrage.scorelog.fitness import n_rows
 from conformal_arbitrage.scorelog.log import read_confidence
 from conformal_arbitrage.scorelog.tables import ColumnReader, Table
 

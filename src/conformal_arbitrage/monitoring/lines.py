@@ -17,7 +17,7 @@ from conformal_arbitrage.core.bounds import (
     signed_tail,
 )
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
-from conformal_arbitrage.errors import OptionError
+from conformal_arbitrage.errors import OptionError, n_rows
 
 # --- How long a certificate speaks ---
 
@@ -190,7 +190,8 @@ def _red_line(
     else:
         red = net_line(n, share, absolute, binary=binary, luck=luck)
     if red > _HIGHEST_LINE:
-        return None, None, f"{n} rows say too little about this certificate for red to fire; calibrate on more rows"
+        few = f"{n_rows(n, 'says', 'say')} too little about this certificate for red to fire; calibrate on more rows"
+        return None, None, few
     return red, LUCK, None
 
 
@@ -209,7 +210,9 @@ def luck_line(n: int, share: Number, *, binary: bool, luck: float = LUCK) -> flo
     a: Fraction = as_fraction(share, name="alpha")
     total = a * (n + 1) - 1
     if total < 0:
-        raise OptionError(f"{n} rows cannot certify alpha {float(a):g}, so every query is deferred: there is no line")
+        raise OptionError(
+            f"{n_rows(n)} cannot certify alpha {float(a):g}, so every query is deferred: there is no line"
+        )
     if binary:
         return largest_plausible(lambda p: binomial_cdf(floor(total), n, p), float(a), luck)
     return largest_plausible(lambda p: hoeffding_bentkus(float(total), n, p), float(a), luck)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from conformal_arbitrage.core.chains import NO_ANSWER, normal_answer
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
-from conformal_arbitrage.errors import ScoreLogError
+from conformal_arbitrage.errors import ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import grades
 from conformal_arbitrage.scorelog.tables import Strings, Table, TableColumns, strings, write_table
@@ -243,7 +243,7 @@ def _read_model(table: Table, name: str) -> ModelColumns:
 def _checked_model(name: str, given: ModelColumns, n: int, source: str) -> _Checked:
     texts = strings(list(given.answer))
     if len(texts) != n:
-        raise ScoreLogError(f"{source}: column '{name}_answer' has {len(texts)} rows, the ids {n}; give one per row")
+        raise ScoreLogError(f"{source}: column '{name}_answer' has {n_rows(len(texts))}, the ids {n}; give one per row")
     confidence = _column(given.confidence, f"{name}_confidence", n, source, high=1)
     return _Checked(
         confidence=confidence,
@@ -254,12 +254,9 @@ def _checked_model(name: str, given: ModelColumns, n: int, source: str) -> _Chec
 
 
 def _column(values: ArrayLike, name: str, n: int, source: str, *, high: float) -> Floats:
-    try:
-        column = grades(values, name, high=high)
-    except ScoreLogError as error:
-        raise ScoreLogError(f"{source}: {error}") from error
+    column = grades(values, name, high=high, source=source)
     if len(column) != n:
-        raise ScoreLogError(f"{source}: column '{name}' has {len(column)} rows, the ids {n}; give one per row")
+        raise ScoreLogError(f"{source}: column '{name}' has {n_rows(len(column))}, the ids {n}; give one per row")
     return column
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.exact import Floats, Indices, Integers, sorted_blocks
-from conformal_arbitrage.errors import ScoreLogError
+from conformal_arbitrage.errors import ScoreLogError, n_rows
 
 if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.log import ScoreLog
@@ -34,11 +34,6 @@ def refuse_unfit(source: str, columns: Collection[str]) -> None:
             f"{source}: contains rows selected by their scores, which breaks exchangeability; export shadow and "
             "audited rows only (arbitrage records export --score-log)"
         )
-
-
-def n_rows(number: int, verb: str = "", plural: str = "") -> str:
-    """Return a number of rows in words, with a verb for one and for several: "1 row", "3 rows have"."""
-    return f"1 row {verb}".rstrip() if number == 1 else f"{number} rows {plural}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

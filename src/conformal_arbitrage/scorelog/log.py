@@ -24,8 +24,7 @@ from conformal_arbitrage.core.exact import (
     row_argmax,
 )
 from conformal_arbitrage.core.trials import LegCost
-from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
-from conformal_arbitrage.scorelog.fitness import n_rows
+from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.tables import (
     Column,
     ColumnReader,
@@ -68,6 +67,11 @@ class Usage:
     def select(self, rows: Integers) -> "Usage":
         """Return the usage of some rows."""
         return Usage(**{f.name: None if (v := getattr(self, f.name)) is None else v[rows] for f in fields(self)})
+
+
+FROM_ARRAYS: Final = "arrays given to from_arrays"
+FROM_ROUTER: Final = "arrays given to from_router"
+"""The sources, in messages, of logs that were built in Python and given no other name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +146,7 @@ class ScoreLog:
     columns: tuple[str, str] = ("primary", "guardian")
     identities: Mapping[str, Any] | None = None
     parents: tuple[str, ...] = ()
-    source: str = "arrays"
+    source: str = FROM_ARRAYS
 
     @classmethod
     def read(
@@ -217,7 +221,7 @@ class ScoreLog:
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
-        source: str = "arrays",
+        source: str = FROM_ARRAYS,
     ) -> "ScoreLog":
         """Build a score log from 2-D arrays or from lists of different lengths.
 
@@ -235,18 +239,18 @@ class ScoreLog:
             identities: the scorers that made the scores, by role.
             source: where the scores came from, for messages.
         """
-        p, p_sizes, single = flatten(primary, "primary")
-        g, g_sizes = no_scores(len(p_sizes)) if guardian is None else flatten(guardian, "guardian")[:2]
+        p, p_sizes, single = flatten(primary, "primary", source)
+        g, g_sizes = no_scores(len(p_sizes)) if guardian is None else flatten(guardian, "guardian", source)[:2]
         columns = RawColumns(
             source=source,
             columns=("primary", "guardian"),
             primary=(p, p_sizes),
             guardian=(g, g_sizes),
             single=frozenset(["primary"] if single else []),
-            lists={name: flatten(values, name)[:2] for name, values in (outcomes or {}).items()},
+            lists={name: flatten(values, name, source)[:2] for name, values in (outcomes or {}).items()},
             outcomes=tuple(outcomes or ()),
             id=None if id is None else strings(list(id)),
-            label=None if label is None else _label_numbers(label),
+            label=None if label is None else _label_numbers(label, source),
             group=None if group is None else strings(list(group)),
             context=None if context is None else strings(list(context)),
             actions=None if actions is None else flatten_texts(actions),
@@ -270,7 +274,7 @@ class ScoreLog:
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
-        source: str = "arrays",
+        source: str = FROM_ROUTER,
     ) -> "ScoreLog":
         """Build a log in router form: two answers and a confidence that the Primary's may stand alone.
 
@@ -291,12 +295,12 @@ class ScoreLog:
             identities: the scorers that made the scores, by role.
             source: where the scores came from, for messages.
         """
-        s = grades(confidence, "confidence", high=LARGEST_SCORE)
-        p = grades(primary_grade, "primary_grade", high=1)
-        g = grades(guardian_grade, "guardian_grade", high=1)
+        s = grades(confidence, "confidence", high=LARGEST_SCORE, source=source)
+        p = grades(primary_grade, "primary_grade", high=1, source=source)
+        g = grades(guardian_grade, "guardian_grade", high=1, source=source)
         if not len(s) == len(p) == len(g):
             raise ScoreLogError(
-                f"confidence and grades have {len(s)}, {len(p)} and {len(g)} rows; give one of each per row"
+                f"{source}: confidence and grades have {len(s)}, {len(p)} and {n_rows(len(g))}; give one of each per row"
             )
         regret = np.maximum(0.0, g - p)
         best = np.where(np.isnan(regret), np.nan, 1.0)
@@ -334,7 +338,10 @@ class ScoreLog:
             for name in (confidence, primary_grade, guardian_grade, *([] if id == "id" else [id])):
                 if name not in table.types:
                     raise ScoreLogError(f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}")
-            graded = {name: _read_grades(table, name, high=1) for name in (primary_grade, guardian_grade)}
+            graded = {
+                name: grades(table.scalars(name, truths=True), name, high=1, source=table.source)
+                for name in (primary_grade, guardian_grade)
+            }
             named = {"id": id, "group": "group", "context": "context", "answer": "answer"}
             texts = {key: table.texts(name).tolist() for key, name in named.items() if name in table.types}
             return cls.from_router(
@@ -353,7 +360,7 @@ class ScoreLog:
     def __repr__(self) -> str:
         fewest, most = int(self.sizes.min()), int(self.sizes.max())
         parts = [
-            f"{len(self):,} rows",
+            n_rows(f"{len(self):,}"),
             f"{fewest} actions" if fewest == most else f"{fewest} to {most} actions",
             f"primary={self.columns[0]!r}",
             f"guardian={self.columns[1]!r}",
@@ -769,7 +776,7 @@ def no_scores(n: int) -> Lists:
     return np.zeros(0), np.full(n, -1, dtype=np.int64)
 
 
-def flatten(rows: ArrayLike | Sequence[Any], name: str) -> tuple[Floats, Integers, bool]:
+def flatten(rows: ArrayLike | Sequence[Any], name: str, source: str) -> tuple[Floats, Integers, bool]:
     """Return a 2-D array or a sequence of rows as flat values, lengths (-1 for None), and whether it is single precision."""
     if _is_array(rows):
         rows = np.ma.filled(rows, np.nan)
@@ -777,8 +784,9 @@ def flatten(rows: ArrayLike | Sequence[Any], name: str) -> tuple[Floats, Integer
             sizes = np.full(rows.shape[0], rows.shape[1], dtype=np.int64)
             return _as_floats(np.ascontiguousarray(rows).reshape(-1)), sizes, digits_of(rows.dtype) == 6
     if not _is_rows(rows):
-        raise ScoreLogError(f"column '{name}' must be a 2-D array or a list of lists of numbers; got {rows!r:.80}")
-    listed = [None if row is None else _numbers(row, name, i) for i, row in enumerate(rows)]
+        problem = f"must be a 2-D array or a list of lists of numbers; got {rows!r:.80}"
+        raise ScoreLogError(f"{source}: column '{name}' {problem}")
+    listed = [None if row is None else _numbers(row, name, i, source) for i, row in enumerate(rows)]
     sizes = np.array([-1 if row is None else len(row) for row in listed], dtype=np.int64)
     present = [row for row in listed if row is not None]
     values = np.concatenate(present) if present else np.zeros(0)
@@ -793,12 +801,12 @@ def _is_rows(rows: object) -> TypeGuard[Sequence[object]]:
     return isinstance(rows, np.ndarray | Sequence) and not isinstance(rows, str)
 
 
-def _numbers(row: object, name: str, index: int) -> NDArray[Any]:
+def _numbers(row: object, name: str, index: int, source: str) -> NDArray[Any]:
     """Return one row's numbers, None as NaN; refuse anything else."""
     values = numbers_or_none(row)
     if values is None or values.ndim != 1:
         raise ScoreLogError(
-            f"arrays: row {index + 1}, column '{name}': {row!r:.80} is not a list of numbers; correct that row"
+            f"{source}: row {index + 1}, column '{name}': {row!r:.80} is not a list of numbers; correct that row"
         )
     return values
 
@@ -808,10 +816,11 @@ def _as_floats(values: NDArray[Any]) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-def _label_numbers(label: ArrayLike) -> Floats:
+def _label_numbers(label: ArrayLike, source: str) -> Floats:
     numbers = numbers_or_none(label)
     if numbers is None or numbers.ndim != 1:
-        raise ScoreLogError(f"column 'label' must hold the index of each row's right action; got {label!r:.80}")
+        problem = f"must hold the index of each row's right action; got {label!r:.80}"
+        raise ScoreLogError(f"{source}: column 'label' {problem}")
     return numbers.astype(np.float64)
 
 
@@ -828,18 +837,19 @@ def is_router_form(log: ScoreArrays) -> bool:
     return bool((log.primary[::2] == 0).all() and (log.primary >= 0).all() and (first[~log.missing] == 1).all())
 
 
-def grades(values: ArrayLike, name: str, *, high: float) -> Floats:
+def grades(values: ArrayLike, name: str, *, high: float, source: str) -> Floats:
     """Return a column of numbers from 0 to `high`; NaN or None is allowed and means that there is none."""
     raw = np.asarray(values)
     column = raw if raw.dtype.kind == "b" else numbers_or_none(values)
     if column is None or column.ndim != 1:
-        raise ScoreLogError(f"column '{name}' must be a flat list of numbers; got {values!r:.80}")
+        raise ScoreLogError(f"{source}: column '{name}' must be a flat list of numbers; got {values!r:.80}")
     column = column.astype(np.float64)
     bad = (column < 0) | (column > high)
     if bad.any():
         row = int(bad.argmax())
         top = "0 or more and finite" if high > 1 else "in [0, 1]"
-        raise ScoreLogError(f"row {row + 1}, column '{name}': {column[row]:g} must be {top}; rescale the column")
+        problem = f"{column[row]:g} must be {top}; rescale the column"
+        raise ScoreLogError(f"{source}: row {row + 1}, column '{name}': {problem}")
     return column
 
 
@@ -865,20 +875,7 @@ def read_confidence(table: ColumnReader, name: str) -> tuple[Floats, str | None]
     values = table.scalars(name, truths=True)
     if (values < 0).any() and not (values > 0).any():
         return np.exp(values), "log-probabilities"
-    return _checked(table, name, values, high=LARGEST_SCORE), None
-
-
-def _read_grades(table: Table, name: str, *, high: float) -> Floats:
-    return _checked(table, name, table.scalars(name, truths=True), high=high)
-
-
-def _checked(table: ColumnReader, name: str, values: Floats, *, high: float) -> Floats:
-    """Return a column of grades; an error names the file and the column as it is called there."""
-    try:
-        return grades(values, name, high=high)
-    except ScoreLogError as error:
-        text = str(error)
-        raise ScoreLogError(text if text.startswith(table.source) else f"{table.source}: {text}") from error
+    return grades(values, name, high=LARGEST_SCORE, source=table.source), None
 
 
 # --- The rules of the format ---
@@ -930,7 +927,7 @@ def _common_sizes(raw: RawColumns) -> Integers:
     (_, p), (_, g) = raw.primary, raw.guardian
     if len(p) != len(g):
         raise ScoreLogError(
-            f"{raw.source}: {len(p)} rows of Primary scores, {len(g)} of Guardian; give both for each row"
+            f"{raw.source}: {n_rows(len(p))} of Primary scores, {len(g)} of Guardian; give both for each row"
         )
     if len(p) == 0:
         raise ScoreLogError(f"{raw.source}: the log has no rows; give it at least one")
@@ -986,7 +983,7 @@ def _aligned(raw: RawColumns, name: str, lists: tuple[NDArray[Any], Integers], s
     values, lengths = lists
     if len(lengths) != len(sizes):
         raise ScoreLogError(
-            f"{raw.source}: column '{name}' has {len(lengths)} rows, the scores {len(sizes)}; give one per row"
+            f"{raw.source}: column '{name}' has {n_rows(len(lengths))}, the scores {len(sizes)}; give one per row"
         )
     wrong = (lengths >= 0) & (lengths != sizes)
     if wrong.any():
@@ -1015,7 +1012,7 @@ def _check_lengths(raw: RawColumns, n: int) -> None:
     for name, values in named.items():
         if values is not None and len(values) != n:
             raise ScoreLogError(
-                f"{raw.source}: column '{name}' has {len(values)} rows, the scores {n}; give one per row"
+                f"{raw.source}: column '{name}' has {n_rows(len(values))}, the scores {n}; give one per row"
             )
 
 
@@ -1060,7 +1057,8 @@ def _usage_column(raw: RawColumns, column: Floats | None, name: str) -> Floats |
         return None
     values = np.asarray(column, dtype=np.float64)
     if len(values) != len(raw.primary[1]):
-        raise OptionError(f"{name} has {len(values)} rows, the scores {len(raw.primary[1])}; give one per row")
+        counts = f"{n_rows(len(values))}, the scores {len(raw.primary[1])}"
+        raise OptionError(f"{raw.source}: {name} has {counts}; give one per row")
     bad = (values < 0) | np.isinf(values)  # NaN: unknown, as that of a call that timed out
     if bad.any():
         row = int(bad.argmax())

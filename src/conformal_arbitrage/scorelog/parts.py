@@ -19,7 +19,7 @@ from weakref import finalize
 import numpy as np
 
 from conformal_arbitrage.core.exact import Integers
-from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
+from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.log import ScoreLog, join_logs, log_digest, sum_of_hashes
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,
@@ -371,8 +371,8 @@ class ScorePart:
         """Return what was read of the part, if these are as many rows as the file had when it was found."""
         if len(log) != self.stop - self.start:
             raise ScoreLogError(
-                f"{self.name}: there are {len(log):,} rows: the file has changed since it was found; let nobody write to a "
-                "log that is being read, and start again"
+                f"{self.name}: there {'is' if len(log) == 1 else 'are'} {n_rows(f'{len(log):,}')}: the file has "
+                "changed since it was found; let nobody write to a log that is being read, and start again"
             )
         return log
 
@@ -488,7 +488,7 @@ class ScoreParts:
         return sum(file.rows for file in self.files)
 
     def __repr__(self) -> str:
-        return f"<ScoreParts {self.source}: {len(self):,} rows in {len(self.files)} files>"
+        return f"<ScoreParts {self.source}: {n_rows(f'{len(self):,}')} in {len(self.files)} files>"
 
     @property
     def types(self) -> Mapping[str, str]:
@@ -533,7 +533,7 @@ class ScoreParts:
 
     def in_words(self, done: int) -> str:
         """Return how many rows and parts were worked on."""
-        return f"{len(self):,} rows (parts: {done:,}, files: {len(self.files):,})"
+        return f"{n_rows(f'{len(self):,}')} (parts: {done:,}, files: {len(self.files):,})"
 
     def repeated_id(self) -> str | None:
         """Return an id that more than one row has, in whichever files, and where two of them are; or None."""
@@ -588,7 +588,7 @@ class ScoreParts:
             return self.gather("")
         chosen = np.sort(np.random.default_rng(seed).choice(len(self), rows, replace=False, shuffle=False))
         logs = [log for part in self.parts() if (log := _selected(part, chosen)) is not None]
-        return join_logs(logs, f"{self.source} (a sample of {rows:,} of {len(self):,} rows)")
+        return join_logs(logs, f"{self.source} (a sample of {rows:,} of {n_rows(f'{len(self):,}')})")
 
     def gather(self, reason: str) -> ScoreLog:
         """Return all rows in memory.

@@ -24,7 +24,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
+from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError, n_rows
 from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog, checksum, log_digest
 from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
 from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes
@@ -436,7 +436,7 @@ class SparkTable:
 
     def in_words(self, done: int) -> str:
         """Return how many rows and batches were worked on."""
-        return f"{len(self):,} rows in {done} batches of {self.source}"
+        return f"{n_rows(f'{len(self):,}')} in {done} batches of {self.source}"
 
     def repeated_id(self) -> str | None:
         """Return an id that occurs twice, in words, or None."""

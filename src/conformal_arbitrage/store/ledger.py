@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from conformal_arbitrage.core.exact import Bools, Floats, Integers
-from conformal_arbitrage.errors import DamagedError
+from conformal_arbitrage.errors import DamagedError, n_rows
 from conformal_arbitrage.store.record import DecisionBody, decode_decision
 from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
 
@@ -393,8 +393,8 @@ def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None 
         count += len(part)
     if session.seals and count < stop - after:
         raise DamagedError(
-            f"policy {key.policy}, version {key.version}: {stop - after - count} rows of its ledger were removed; restore a "
-            "backup"
+            f"policy {key.policy}, version {key.version}: "
+            f"{n_rows(stop - after - count, 'of its ledger was', 'of its ledger were')} removed; restore a backup"
         )
     return LedgerRows.of_columns(columns[:, :count], changes, collapsed)
 
@@ -466,7 +466,7 @@ def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tupl
             if not _is_intact(session, key, row):
                 yield f"{name}: row {seq} of its ledger is not what was written"
     if (length, known, changes) != counts:
-        yield f"{name}: its ledger has {length} rows, {known} losses and {changes} changes, and {counts} were counted"
+        yield f"{name}: its ledger has {n_rows(length)}, {known} losses and {changes} changes, and {counts} were counted"
 
 
 def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[str, int], int]) -> Iterator[str]:
