@@ -57,7 +57,7 @@ def test_a_page_that_someone_opens_keeps_them_signed_in(house):
 def test_a_page_whose_visitor_was_signed_out_leads_to_the_sign_in(house, open_page):
     gate = house(House)
     page = open_page(gate.url + "/console/sign-in")
-    page.fill("#key", gate.key("review")[0])
+    page.fill("#key", gate.key("operate")[0])
     page.press("#key", "Enter")
     page.wait_for_url(gate.url + "/console")
     move_back(gate, 3700)

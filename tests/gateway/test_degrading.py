@@ -87,7 +87,7 @@ def test_without_a_change_two_thousand_decisions_raise_no_alarm(tmp_path):
         async with Gateway(config, **degrading.environment(2**40)) as gateway:
             decided, shown = await run(gateway.url, DECISIONS)
         assert shown["mode"] == "enforce"
-        assert shown["audits"] == {"known": DECISIONS, "pending": 0, "missing": 0}
+        assert shown["audits"] == {"known": DECISIONS, "pending": 0, "missing": 0, "collapsed": 0}
         assert "primary" in decided[-AT_ONCE:]
         expected = np.mean([world[1] and world[2] for world in map(degrading.world, range(DECISIONS))])
         assert shown["mean_loss"] == pytest.approx(expected)

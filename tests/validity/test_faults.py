@@ -97,7 +97,7 @@ class Table:
 
     policy: LivePolicy
 
-    def named(self, _):
+    def named(self, *_):
         return self.policy
 
 
