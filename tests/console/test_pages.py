@@ -21,6 +21,7 @@ from conformal_arbitrage.store import events, keys, pages
 from conformal_arbitrage.store.events import PolicyTally
 from tests.console.filled import EVIL, Filled, Visit, as_json, token_of
 from tests.gateway.house import UNSURE, House, failing, until, votes
+from tests.gateway.test_monitor import exclude
 
 
 def words(reply):
@@ -157,6 +158,17 @@ def test_a_key_for_one_policy_sees_only_that(filled):
     assert visit.open("/console/policies/support").status_code == 403
     assert visit.open("/console/decisions?policy=support").status_code == 403
     assert visit.open(f"/console/decisions/{filled.record}").status_code == 404
+
+
+def test_operators_see_how_many_decisions_have_no_guarantee_and_no_link_to_them(house):
+    gate = house(House)
+    secret, id = gate.key("call")
+    exclude(gate, [id])
+    assert gate.decide(headers={"Authorization": f"Bearer {secret}"}).status_code == 200
+    for scope, linked in (("operate", False), ("admin", True)):
+        visit = Visit(gate, gate.key(scope)[0])
+        until(lambda visit=visit: "No guarantee 100" in words(visit.open("/console")))
+        assert ("/console/decisions" in visit.open("/console").text) == linked
 
 
 @pytest.fixture
