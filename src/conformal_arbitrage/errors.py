@@ -227,8 +227,3 @@ class RefusalError(ReplyError):
 
 class NotRecordedError(ReplyError):
     """A model that replays recorded rows has none for this question."""
-
-
-def n_rows(number: int | str, verb: str = "", plural: str = "") -> str:
-    """Return a number of rows, or its text, in words, with a verb for one and for several: "1 row", "3 rows have"."""
-    return f"1 row {verb}".rstrip() if str(number) == "1" else f"{number} rows {plural}".rstrip()

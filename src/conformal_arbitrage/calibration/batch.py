@@ -23,9 +23,9 @@ from conformal_arbitrage.calibration.promises import WRONG_LABEL, Batch, Cutoff,
 from conformal_arbitrage.calibration.secret import ProjectSecret, user_folder
 from conformal_arbitrage.calibration.words import wrong_allowed
 from conformal_arbitrage.core.bounds import hypergeometric_limit
-from conformal_arbitrage.core.exact import Bools, Floats, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction
-from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError
 from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, read_confidence, sum_of_hashes
 from conformal_arbitrage.scorelog.parts import PartsTable, is_many
 from conformal_arbitrage.scorelog.tables import (

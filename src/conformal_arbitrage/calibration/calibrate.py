@@ -53,7 +53,7 @@ from conformal_arbitrage.calibration.promises import (
 )
 from conformal_arbitrage.calibration.secret import draw, drawing
 from conformal_arbitrage.core.bounds import accepts, binomial_spendable, shared_bets
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
 from conformal_arbitrage.core.risk import (
     Bracket,
     Buckets,
@@ -83,7 +83,7 @@ from conformal_arbitrage.core.risk import (
     net_losses,
     spendable,
 )
-from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import FrameColumns, ScoreColumns, ScoreLog, as_score_log, checksum
 from conformal_arbitrage.scorelog.parts import Engine, PassProgress, ScorePart, ScoreParts, as_engine, silent

@@ -77,6 +77,7 @@ from conformal_arbitrage.core.exact import (
     as_row,
     choose_rows,
     is_single,
+    n_rows,
     numbers_or_none,
     row_gaps,
     row_margin,
@@ -84,7 +85,7 @@ from conformal_arbitrage.core.exact import (
 )
 from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.risk import SMALLEST_BOUND, GuardianSees, as_fraction
-from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.scorelog.tables import write_bytes, write_text
 from conformal_arbitrage.types import Boundary, Decision, LearnedUse, as_object

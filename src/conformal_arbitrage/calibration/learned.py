@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformal_arbitrage.core.chains import normal_answer
-from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers, row_argmax
+from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers, n_rows, row_argmax
 from conformal_arbitrage.core.ridge import (
     ANSWERS,
     MARGIN,
@@ -30,7 +30,7 @@ from conformal_arbitrage.core.ridge import (
     learned_rule,
     query_features,
 )
-from conformal_arbitrage.errors import CertificateError, OptionError, n_rows
+from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.scorelog.fitness import column_texts
 from conformal_arbitrage.types import LearnedUse
 

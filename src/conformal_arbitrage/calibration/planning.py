@@ -10,8 +10,9 @@ import numpy as np
 
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.promises import CertifiedPart
+from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 
 if TYPE_CHECKING:  # a gateway reads no logs
     from conformal_arbitrage.scorelog.log import ScoreLog

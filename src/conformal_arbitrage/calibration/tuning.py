@@ -18,8 +18,8 @@ from conformal_arbitrage.core.chains import (
     rounded_losses,
     stage_features,
 )
-from conformal_arbitrage.core.exact import Floats, Indices
-from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import Floats, Indices, n_rows
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.types import MissingGuardian
 

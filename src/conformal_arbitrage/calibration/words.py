@@ -29,9 +29,9 @@ from conformal_arbitrage.calibration.promises import (
     Step,
     Threshold,
 )
+from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.core.ridge import spendable_losses
 from conformal_arbitrage.core.risk import as_fraction
-from conformal_arbitrage.errors import n_rows
 
 
 def guarantee(

@@ -29,7 +29,8 @@ from conformal_arbitrage.calibration.verify import (
 )
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_table, readable_width, warn, wrapped
-from conformal_arbitrage.errors import ConfigError, ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import n_rows
+from conformal_arbitrage.errors import ConfigError, ScoreLogError
 from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
 from conformal_arbitrage.live.check import grader_change

@@ -28,7 +28,8 @@ from conformal_arbitrage.collecting import renewal
 from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estimate_grading, grade_records, read_backlog
 from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, score_log_of, write_record_parts
 from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
-from conformal_arbitrage.errors import DamagedError, OutputError, StoreError, n_rows
+from conformal_arbitrage.core.exact import n_rows
+from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import Config, read_config, webhooks_of
 from conformal_arbitrage.live.database import database_exists, database_of

@@ -24,7 +24,8 @@ from conformal_arbitrage.cli.output import (
     warn,
     wrapped,
 )
-from conformal_arbitrage.errors import OutputError, n_rows
+from conformal_arbitrage.core.exact import n_rows
+from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.evaluation import show
 from conformal_arbitrage.evaluation import simulation as simulation_report
 from conformal_arbitrage.evaluation.assessment import Assessment, assess, without_verdict

@@ -35,7 +35,8 @@ from conformal_arbitrage.collecting.collect import (
     replies_path,
 )
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
-from conformal_arbitrage.errors import ConfigError, OutputError, StoreError, n_rows
+from conformal_arbitrage.core.exact import n_rows
+from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.check import (
     ProbeResult,

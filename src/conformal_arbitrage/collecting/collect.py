@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import structs
 
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
-from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError, n_rows
+from conformal_arbitrage.core.exact import Floats, n_rows
+from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import Grader

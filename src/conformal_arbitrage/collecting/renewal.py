@@ -25,8 +25,9 @@ from conformal_arbitrage.calibration.schedule import (
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, subkey
 from conformal_arbitrage.calibration.verify import options_of
 from conformal_arbitrage.collecting.records import is_known, log_rows, rows_log, uncertified_log
+from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.core.risk import GuardianSees
-from conformal_arbitrage.errors import ConfigError, OptionError, StoreError, n_rows
+from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.port import fingerprint

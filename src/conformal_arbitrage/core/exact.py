@@ -632,3 +632,8 @@ def _whole_ticks(scores: Floats, decimals: Integers) -> Floats:
     """Return differences of scores as whole ticks, in place."""
     shift(scores, decimals)
     return np.rint(scores, out=scores)
+
+
+def n_rows(number: int | str, verb: str = "", plural: str = "") -> str:
+    """Return a number of rows, or its text, in words, with a verb for one and for several: "1 row", "3 rows have"."""
+    return f"1 row {verb}".rstrip() if str(number) == "1" else f"{number} rows {plural}".rstrip()

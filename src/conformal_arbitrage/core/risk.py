@@ -27,13 +27,14 @@ from conformal_arbitrage.core.exact import (
     in_order,
     leads,
     long_leads,
+    n_rows,
     order_keys,
     row_argmax,
     sorted_blocks,
     sorted_columns,
     tick_gaps,
 )
-from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 
 GuardianSees = Literal["candidates", "all", "all-restricted-loss"]
 Loss = Callable[[Any, NDArray[np.int64]], float]

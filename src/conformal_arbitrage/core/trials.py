@@ -10,7 +10,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, ScoreArrays, guardian_choices, in_order
+from conformal_arbitrage.core.exact import (
+    Bools,
+    Floats,
+    Indices,
+    Integers,
+    ScoreArrays,
+    guardian_choices,
+    in_order,
+    n_rows,
+)
 from conformal_arbitrage.core.risk import (
     BlockLosses,
     GuardianSees,
@@ -21,7 +30,7 @@ from conformal_arbitrage.core.risk import (
     position_order,
     spendable,
 )
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 
 Name = str | tuple[str, str]
 Split = tuple[Indices, Indices]

@@ -14,9 +14,9 @@ from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.promises import Cluster, PerSession
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
-from conformal_arbitrage.core.exact import Bools, Floats, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
 from conformal_arbitrage.core.risk import Loss
-from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 

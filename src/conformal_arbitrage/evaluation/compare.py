@@ -13,7 +13,7 @@ import numpy as np
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.core.bounds import binomial_limit
-from conformal_arbitrage.core.exact import Bools, Floats, Indices
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, n_rows
 from conformal_arbitrage.core.ridge import (
     STRENGTHS,
     FeatureRows,
@@ -25,7 +25,7 @@ from conformal_arbitrage.core.ridge import (
 )
 from conformal_arbitrage.core.risk import Number, as_fraction, first_outside, net_losses, within_unit
 from conformal_arbitrage.core.trials import Split, draw_splits
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.inspection import primary_alone
 from conformal_arbitrage.scorelog.fitness import refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of

@@ -26,7 +26,7 @@ from conformal_arbitrage.calibration.options import (
 from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.calibration.words import chain_text
 from conformal_arbitrage.core.bounds import binomial_spendable
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
 from conformal_arbitrage.core.ridge import decide_variants, feature_matrix, spendable_losses, unseen_groups
 from conformal_arbitrage.core.risk import GuardianSees, Number, check_alpha, events_of
 from conformal_arbitrage.core.trials import (
@@ -39,7 +39,7 @@ from conformal_arbitrage.core.trials import (
     draw_splits,
     run_trials,
 )
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of

@@ -16,9 +16,9 @@ from conformal_arbitrage.calibration.notebook import html_bars, html_paragraph, 
 from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
 from conformal_arbitrage.core.bounds import Interval
-from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, row_argmax
+from conformal_arbitrage.core.exact import Floats, Integers, is_candidate, margins, n_rows, row_argmax
 from conformal_arbitrage.core.risk import LossMeasure, Number, RiskCurve, net_losses, within_unit
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.fitness import refuse_unfit, repeats
 from conformal_arbitrage.scorelog.log import (
     FROM_ARRAYS,

@@ -21,9 +21,9 @@ from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_
 from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
 from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
-from conformal_arbitrage.core.exact import row_argmax
+from conformal_arbitrage.core.exact import n_rows, row_argmax
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
-from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError, n_rows
+from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
 from conformal_arbitrage.evaluation.frontier import evaluate
 from conformal_arbitrage.evaluation.inspection import (
     FEWEST_TUNING_ROWS,

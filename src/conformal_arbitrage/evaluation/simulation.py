@@ -16,9 +16,9 @@ from conformal_arbitrage.calibration.options import (
     refuse_combination,
 )
 from conformal_arbitrage.calibration.planning import COMFORT, rows_needed
-from conformal_arbitrage.core.exact import Bools, Floats, Indices
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, n_rows
 from conformal_arbitrage.core.risk import Number
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, certificate_lines
 from conformal_arbitrage.monitoring.monitor import LedgerHistory, LedgerRow, Monitor, ledger_history
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss

@@ -12,8 +12,9 @@ from msgspec import structs
 
 from conformal_arbitrage.collecting.collect import Collection, EndpointEstimate, Progress, replies_path
 from conformal_arbitrage.collecting.questions import Menus, content_ids
+from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.core.trials import balanced
-from conformal_arbitrage.errors import OptionError, SourceError, n_rows
+from conformal_arbitrage.errors import OptionError, SourceError
 from conformal_arbitrage.experiments.protocol import Part, Source
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.others import ReplayScorer

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import Floats, n_rows
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction
-from conformal_arbitrage.errors import OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
 from conformal_arbitrage.scorelog.log import read_confidence

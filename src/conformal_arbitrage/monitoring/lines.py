@@ -16,8 +16,9 @@ from conformal_arbitrage.core.bounds import (
     largest_plausible,
     signed_tail,
 )
+from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
-from conformal_arbitrage.errors import OptionError, n_rows
+from conformal_arbitrage.errors import OptionError
 
 # --- How long a certificate speaks ---
 

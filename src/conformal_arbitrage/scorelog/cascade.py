@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from conformal_arbitrage.core.chains import NO_ANSWER, normal_answer
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
-from conformal_arbitrage.errors import ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
+from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import grades
 from conformal_arbitrage.scorelog.tables import Strings, Table, TableColumns, strings, write_table

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.core.exact import Floats, Indices, Integers, sorted_blocks
-from conformal_arbitrage.errors import ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import Floats, Indices, Integers, n_rows, sorted_blocks
+from conformal_arbitrage.errors import ScoreLogError
 
 if TYPE_CHECKING:
     from conformal_arbitrage.scorelog.log import ScoreLog

@@ -20,11 +20,12 @@ from conformal_arbitrage.core.exact import (
     ScoreArrays,
     digits_of,
     flat_positions,
+    n_rows,
     numbers_or_none,
     row_argmax,
 )
 from conformal_arbitrage.core.trials import LegCost
-from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, n_rows
+from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
 from conformal_arbitrage.scorelog.tables import (
     Column,
     ColumnReader,

@@ -18,8 +18,8 @@ from weakref import finalize
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Integers
-from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import Integers, n_rows
+from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.log import ScoreLog, join_logs, log_digest, sum_of_hashes
 from conformal_arbitrage.scorelog.tables import (
     METADATA_KEY,

@@ -23,8 +23,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Floats
-from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError, n_rows
+from conformal_arbitrage.core.exact import Floats, n_rows
+from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog, checksum, log_digest
 from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
 from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes

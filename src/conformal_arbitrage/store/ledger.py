@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from conformal_arbitrage.core.exact import Bools, Floats, Integers
-from conformal_arbitrage.errors import DamagedError, n_rows
+from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
+from conformal_arbitrage.errors import DamagedError
 from conformal_arbitrage.store.record import DecisionBody, decode_decision
 from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
 
