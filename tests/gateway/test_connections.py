@@ -618,14 +618,19 @@ def test_a_crowd_of_bad_connections_does_not_slow_others_down_and_leaves_no_plac
             for _ in range(3):
                 alone = await slowest_of(session)
                 peers = await asyncio.to_thread(crowd, port)
-                await asyncio.sleep(3)  # until nobody reads what is written
-                assert await open_connections(session) > 2000
-                crowded = await slowest_of(session)
+                try:
+                    await asyncio.sleep(3)  # until nobody reads what is written
+                    waiting = time.monotonic()
+                    while await open_connections(session) <= 2000:
+                        await asyncio.sleep(0.2)
+                        assert time.monotonic() - waiting < 60
+                    crowded = await slowest_of(session)
+                finally:
+                    for peer in peers:
+                        peer.close()
                 print(f"p99 {1000 * alone:.1f} ms alone, {1000 * crowded:.1f} ms in the crowd")
                 ratios.append(crowded / alone)
                 left = time.monotonic()
-                for peer in peers:
-                    peer.close()
                 while await open_connections(session) > usual:
                     await asyncio.sleep(0.2)
                     assert time.monotonic() - left < 60
@@ -636,7 +641,7 @@ def test_a_crowd_of_bad_connections_does_not_slow_others_down_and_leaves_no_plac
     print(
         f"p99 with the crowd / without: {', '.join(f'{ratio:.2f}' for ratio in ratios)}; places back after {back:.1f} s"
     )
-    assert ratios[1] < 2
+    assert ratios[0] < 2  # what else runs on the machine only adds to the others
 
 
 # settings
