@@ -118,7 +118,7 @@ def _read_table(content: bytes) -> NDArray[np.float32]:
     """Return the only array of a safetensors file, of half precision."""
     start = 8 + int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8:start])
-    [described] = [one for name, one in header.items() if name != "__metadata__"]
+    [described] = [entry for name, entry in header.items() if name != "__metadata__"]
     if described["dtype"] != "F16":
         raise ValueError(f"its numbers are {described['dtype']}, not F16")
     begin, end = described["data_offsets"]
@@ -280,7 +280,9 @@ class ScoreRows:
     def arrays(self) -> dict[str, Any]:
         """Return the rows as arrays by name."""
         place = {name: k for k, name in enumerate(self.names)}
-        group = None if self.rows.group is None else np.array([place.get(one, -1) for one in self.rows.group], np.int32)
+        group = (
+            None if self.rows.group is None else np.array([place.get(name, -1) for name in self.rows.group], np.int32)
+        )
         named = {
             "margin": self.rows.margin,
             "top": self.rows.top.astype(np.int32),

@@ -147,7 +147,7 @@ def tightened(
     if fresh.relaxation is None:
         drawn = predecessor.boundary == "random"
         raised = CalibratedThreshold(relaxation=largest_margin, boundary_u=_LAST_DRAW if drawn else None)
-    new, old = (threshold_rank(one.relaxation, one.boundary_u) for one in (raised, predecessor))
+    new, old = (threshold_rank(known.relaxation, known.boundary_u) for known in (raised, predecessor))
     if new <= old:
         return None
     earlier = predecessor.ancestry

@@ -95,7 +95,7 @@ def fit_chain(log: CascadeLog, models: Sequence[str], loss: LossName, missing: M
     corners = path_corners(risks, losses, asked_costs(log, places), LEVELS[len(models)])
     return ModelChain(
         models=tuple(models),
-        coefficients=tuple(tuple(one.tolist()) for one in coefficients),
+        coefficients=tuple(tuple(column.tolist()) for column in coefficients),
         corners=tuple(tuple(corner.tolist()) for corner in corners),
     )
 
