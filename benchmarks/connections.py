@@ -110,8 +110,8 @@ def essays(home: Path) -> None:
     from conformal_arbitrage import ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
     from conformal_arbitrage.gateway.gateway import identities_of
+    from conformal_arbitrage.live.build import database_of
     from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.live.database import database_of
     from conformal_arbitrage.store import open_store
 
     path = home / "arbitrage.toml"

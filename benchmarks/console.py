@@ -34,8 +34,8 @@ from tests.store.facts import LEG
 
 from conformal_arbitrage.gateway import console
 from conformal_arbitrage.gateway.gateway import identities_of
+from conformal_arbitrage.live.build import open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import DecisionBody, Event, MenuQuestion, events, new_id, reviews
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow

@@ -186,8 +186,8 @@ def prepared(folder: Path, url: str, database: str | None = None) -> None:
     from conformal_arbitrage import ProjectSecret, ScoreLog, calibrate
     from conformal_arbitrage.gateway.auth import digest
     from conformal_arbitrage.gateway.gateway import identities_of
+    from conformal_arbitrage.live.build import open_record
     from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.live.database import open_record
     from conformal_arbitrage.store import keys
 
     where = "" if database is None else f'[gateway]\ndatabase = "{database}"\n'

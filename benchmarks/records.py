@@ -22,8 +22,8 @@ from benchmarks.endpoint import served
 from benchmarks.gateway import EASY, KEY, Gateway, Mock, chat, load, ours
 from tests.store.facts import decision
 
+from conformal_arbitrage.live.build import database_of
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import database_of
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import open_store
 

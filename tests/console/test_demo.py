@@ -9,8 +9,8 @@ from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli, demo
 from conformal_arbitrage.cli.serve import example_call
 from conformal_arbitrage.gateway.audits import GradingFeed
+from conformal_arbitrage.live.build import open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.store import events, policies, reviews
 from tests.conftest import BUNDLED
 

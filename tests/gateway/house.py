@@ -18,8 +18,8 @@ from conformal_arbitrage.gateway import application
 from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.server import Connections, ServerSettings
+from conformal_arbitrage.live.build import open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.store import keys, new_id, pages
 from tests.scripted import Upstream, completion
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from conformal_arbitrage.gateway.requests import Attempt
-from conformal_arbitrage.live.database import database_of
+from conformal_arbitrage.live.build import database_of
 from conformal_arbitrage.store import CompletionBody, Content, integrity, outbox
 from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, MESSAGES, House, chunks, error_of, failing, says, until

@@ -18,9 +18,8 @@ from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.watcher import Watcher
-from conformal_arbitrage.live.build import Extras, Models
+from conformal_arbitrage.live.build import Extras, Models, open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.store import events, pages
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.record import AlarmBody

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
-from conformal_arbitrage.live.database import database_of
+from conformal_arbitrage.live.build import database_of
 from conformal_arbitrage.store import integrity, pages
 from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, failing, hanging, says, until, votes

@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.live.database import database_of
+from conformal_arbitrage.live.build import database_of
 from conformal_arbitrage.store import claims, events, integrity, open_store
 from conformal_arbitrage.store.record import new_id, time_of
 from tests.gateway.durability import OURS, Gateway, run_sql

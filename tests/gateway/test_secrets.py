@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import ConfigError, StoreError
+from conformal_arbitrage.live.build import database_of, open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.database import database_of, open_record
 from conformal_arbitrage.models.endpoint import SplitSecret
 from conformal_arbitrage.store import integrity, open_store
 from tests.gateway.durability import SECRET, Gateway, run_sql, write_config

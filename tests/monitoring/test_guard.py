@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.calibration.certificate import margin_quantiles
-from conformal_arbitrage.monitoring.guard import Guard, guarded_threshold
+from conformal_arbitrage.monitoring.monitor import Guard, guarded_threshold
 
 GUARD = Guard(alpha=0.05, base=0.4)
 

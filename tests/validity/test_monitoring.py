@@ -13,10 +13,9 @@ from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.monitoring import monitor
 from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence, merge_blocks
-from conformal_arbitrage.monitoring.guard import Guard
 from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
 from conformal_arbitrage.monitoring.lines import block_size, luck_line, plan_audits, watch_lines
-from conformal_arbitrage.monitoring.monitor import LedgerRow, Monitor
+from conformal_arbitrage.monitoring.monitor import Guard, LedgerRow, Monitor
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
 
 RUNS, AUDITS, ALPHA = 400, 5000, 0.05

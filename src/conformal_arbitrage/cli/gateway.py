@@ -30,9 +30,9 @@ from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, s
 from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
 from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
+from conformal_arbitrage.live.build import database_exists, database_of
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import Config, read_config, webhooks_of
-from conformal_arbitrage.live.database import database_exists, database_of
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars

@@ -37,7 +37,7 @@ from conformal_arbitrage.collecting.collect import (
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
-from conformal_arbitrage.live.build import Models
+from conformal_arbitrage.live.build import Models, database_exists, database_of
 from conformal_arbitrage.live.check import (
     ProbeResult,
     certificates_at_hand,
@@ -47,7 +47,6 @@ from conformal_arbitrage.live.check import (
     stale_graders,
 )
 from conformal_arbitrage.live.config import Config, read_config, template, with_task, write_pinned
-from conformal_arbitrage.live.database import database_exists, database_of
 from conformal_arbitrage.live.rule import CascadeChooser, CascadeRouter, ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, checked_settings

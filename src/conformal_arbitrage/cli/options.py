@@ -20,8 +20,8 @@ from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli.output import warn
 from conformal_arbitrage.errors import CertificateError, OutputError, StoreError
 from conformal_arbitrage.evaluation.looks import looks_at, looks_path, note_look
+from conformal_arbitrage.live.build import database_exists, database_of, open_record
 from conformal_arbitrage.live.config import FILE, Config, read_config
-from conformal_arbitrage.live.database import database_exists, database_of, open_record
 from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.parts import (

@@ -51,9 +51,8 @@ from conformal_arbitrage.gateway.policies import (
 from conformal_arbitrage.gateway.requests import DecisionRoutes
 from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter, WaitingPlaces
 from conformal_arbitrage.gateway.watcher import Watcher
-from conformal_arbitrage.live.build import Extras, Models
+from conformal_arbitrage.live.build import Extras, Models, open_record
 from conformal_arbitrage.live.config import ROLES, Config, GatewayConfig, webhooks_of
-from conformal_arbitrage.live.database import open_record
 from conformal_arbitrage.live.reviewers import review_terms
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint

@@ -17,7 +17,6 @@ from conformal_arbitrage.calibration.promises import Net, PerSession
 from conformal_arbitrage.core.exact import Floats
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.live.config import Config, PolicyConfig
-from conformal_arbitrage.monitoring.guard import Guard, guarded_threshold
 from conformal_arbitrage.monitoring.limits import Limits
 from conformal_arbitrage.monitoring.lines import (
     FRESH_DAYS,
@@ -29,7 +28,15 @@ from conformal_arbitrage.monitoring.lines import (
     freshness,
     ledger_names,
 )
-from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, LedgerRow, Monitor, Standing
+from conformal_arbitrage.monitoring.monitor import (
+    SEVERITY,
+    Cause,
+    Guard,
+    LedgerRow,
+    Monitor,
+    Standing,
+    guarded_threshold,
+)
 from conformal_arbitrage.store import ledger as stored_ledger
 from conformal_arbitrage.store import policies
 from conformal_arbitrage.store.ledger import AuditRow, LedgerKey, LedgerRows
