@@ -803,7 +803,7 @@ def quiet(upstream):
 
 def until(reached, process):
     """Wait until a process has reached a state."""
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 60
     while not reached():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < ends, "the collection makes no progress"

@@ -252,7 +252,7 @@ def chunks(response):
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def until(happened, seconds=30):
+def until(happened, seconds=60):
     """Wait until something is true, and give it."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:

@@ -34,7 +34,7 @@ PATIENT = {"header_timeout": 60, "body_timeout": 60, "idle_timeout": 60, "write_
 
 
 def connect(house, source="127.0.0.1"):
-    peer = socket.create_connection(("127.0.0.1", house.port), timeout=20, source_address=(source, 0))
+    peer = socket.create_connection(("127.0.0.1", house.port), timeout=60, source_address=(source, 0))
     peer.settimeout(20)
     return peer
 
@@ -414,7 +414,7 @@ def test_a_full_gateway_closes_those_that_idle_longest_and_never_a_request(house
     idle = [connect(gateway) for _ in range(9)]
     time.sleep(1.5)  # the sweep has seen them
     try:
-        assert requests.get(gateway.url + "/health/live", timeout=20).status_code == 200
+        assert requests.get(gateway.url + "/health/live", timeout=60).status_code == 200
         gone = [peer for peer in idle if _ended(peer)]
         assert 1 <= len(gone) <= 2
         assert gateway.primary.under_way == 1

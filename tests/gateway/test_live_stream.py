@@ -54,7 +54,7 @@ async def told(steps, end):
 
 
 async def opened(gate):
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while not gate.is_set() and time.monotonic() < ends:
         await asyncio.sleep(0.01)
 
@@ -73,7 +73,7 @@ def live(house, *steps, guardian=None, **options):
 def streaming(gateway, body=STREAM, **headers):
     """A reply as it comes, and its events one by one."""
     url = f"{gateway.url}/v1/chat/completions"
-    with requests.post(url, json=body, headers=headers, stream=True, timeout=20) as reply:
+    with requests.post(url, json=body, headers=headers, stream=True, timeout=60) as reply:
         yield reply, events(reply)
 
 

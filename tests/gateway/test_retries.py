@@ -151,11 +151,11 @@ def test_undelivered_decisions_are_handed_out_once_oldest_first_and_not_after_te
 def test_a_first_attempt_counts_however_often_it_fails(house):
     gateway = house(primary=votes(*UNSURE), guardian=failing())
     error_of(gateway.decide(), 502)
-    with sqlite3.connect(database_of(gateway.config), timeout=10) as connection:
+    with sqlite3.connect(database_of(gateway.config), timeout=60) as connection:
         [(first,)] = connection.execute("select expires from undelivered").fetchall()
     time.sleep(0.1)
     error_of(gateway.decide(), 502)
-    with sqlite3.connect(database_of(gateway.config), timeout=10) as connection:
+    with sqlite3.connect(database_of(gateway.config), timeout=60) as connection:
         assert connection.execute("select expires, count(*) from undelivered").fetchall() == [(first, 1)]
     connection.close()
     assert new_id() > gateway.records()[0].id

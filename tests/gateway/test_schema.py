@@ -237,7 +237,7 @@ def test_traps_in_the_path_are_not_found(trap, part):
     "value", [b"a\r\nX-Evil: 1", b"a\nX-Evil: 1", b"a\x00b", b"\xff" * 300, b"", b" ", b"a" * 70_000]
 )
 def test_headers_cannot_be_smuggled_in_through_an_idempotency_key(trap, value):
-    with socket.create_connection(("127.0.0.1", trap.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", trap.port), timeout=60) as peer:
         data = body()
         head = [b"POST /v1/decisions HTTP/1.1", b"Host: localhost", b"Content-Type: application/json",
                 b"Connection: close", b"Content-Length: %d" % len(data), b"Idempotency-Key: " + value]  # fmt: skip
@@ -252,7 +252,7 @@ def test_headers_cannot_be_smuggled_in_through_an_idempotency_key(trap, value):
 
 @pytest.mark.parametrize("sent", [b"\x16\x03\x01", b"GET\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"])
 def test_malformed_http_gets_a_400_in_the_usual_shape(trap, sent):
-    with socket.create_connection(("127.0.0.1", trap.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", trap.port), timeout=60) as peer:
         peer.sendall(sent + b"\n" * 20)
         answer = b""
         while piece := peer.recv(65536):

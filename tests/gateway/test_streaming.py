@@ -81,7 +81,7 @@ def test_what_a_message_holds_besides_text_and_tools_is_streamed_too(house):
 def test_nothing_of_the_primary_leaves_before_the_decision(house, impatient):
     gateway = house(form="text", primary=says("mine", 0.1), guardian=after(1.5, says("theirs")))
     start = time.monotonic()
-    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=60) as reply:
         pieces = [(time.monotonic() - start, piece) for piece in reply.iter_content(None)]
     early = b"".join(piece for at, piece in pieces if at < 1.4)
     assert set(early.split(b"\n\n")) <= {b": waiting for the decision", b""}
@@ -141,7 +141,7 @@ def test_a_caller_who_leaves_before_the_decision_is_recorded_and_the_models_are_
 
 def test_a_caller_who_leaves_a_waiting_stream_is_recorded_once(house, impatient):
     gateway = house(form="text", primary=hanging)
-    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=60) as reply:
         assert next(reply.iter_content(None)).startswith(b": waiting")
     [record] = until(gateway.records)
     assert record.decided_by == "cancelled"
@@ -152,7 +152,7 @@ def test_a_caller_who_leaves_a_waiting_stream_is_recorded_once(house, impatient)
 
 def test_a_caller_who_leaves_in_the_middle_of_the_answer_is_recorded(house):
     gateway = house(form="text", primary=says("x" * 6_000_000, 0.9))
-    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=60) as reply:
         assert next(reply.iter_content(1000))
     record = until(lambda: [r for r in gateway.records() if r.completion is not None])[0]
     assert record.completion.finish == "cancelled"
@@ -161,7 +161,7 @@ def test_a_caller_who_leaves_in_the_middle_of_the_answer_is_recorded(house):
 
 def test_a_stream_that_waits_counts_as_under_way(house, impatient):
     gateway = house(form="text", primary=after(2, says("mine", 0.9)), gateway={"max_in_flight": 1})
-    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=20) as reply:
+    with requests.post(f"{gateway.url}/v1/chat/completions", json=STREAM, stream=True, timeout=60) as reply:
         pieces = reply.iter_content(None)
         assert next(pieces).startswith(b": waiting")
         error_of(gateway.chat(STREAM), 429, "rate_limit_exceeded")

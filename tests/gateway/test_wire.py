@@ -10,7 +10,7 @@ LIVE = b"GET /health/live HTTP/1.1\r\n" + HOST + b"\r\n"
 
 
 def connect(house):
-    return socket.create_connection(("127.0.0.1", house.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", house.port), timeout=60)
 
 
 def decision(*headers):

@@ -67,7 +67,7 @@ def test_the_applications_token_limit_replaces_the_configured_one():
 
 def test_a_function_that_raises_stop_iteration_fails_and_does_not_hang():
     async def ask():
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             await FunctionScorer(lambda query: [next(iter(()))], name="rule").score(QUERY)
 
     with pytest.raises(UpstreamError, match="StopIteration"):
@@ -93,7 +93,7 @@ def test_a_list_of_numpy_numbers_scores_with_and_without_a_cache(tmp_path):
 def answers_from(monkeypatch, stdin, count, query):
     async def ask():
         scorer = HumanScorer(name="team")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return [(await scorer.score(query)).raw for _ in range(count)]
 
     with stdin:

@@ -36,7 +36,7 @@ class Person:
 
     async def prompted(self, times=1):
         """Wait until that many prompts are on the screen."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.seen.count(PROMPT) < times:
                 await asyncio.sleep(0.001)
 
@@ -80,7 +80,7 @@ def answered(person, key, query=QUERY):
         asking = asyncio.create_task(HumanScorer(name="team").score(query))
         await person.prompted()
         person.press(key)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await asking
 
     return asyncio.run(ask())
@@ -126,7 +126,7 @@ def test_a_key_without_an_option_is_ignored(person):
             person.press(key)
             await asyncio.sleep(0.03)
             assert not asking.done()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not asking.done():
                 person.press(b"b")
                 await asyncio.sleep(0.03)
@@ -182,7 +182,7 @@ def test_questions_are_shown_one_at_a_time(person):
         person.press(b"a")
         await person.prompted(2)
         person.press(b"b")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await asyncio.gather(*asking)
 
     assert [result.values for result in asyncio.run(ask())] == [(1, 0, 0), (0, 1, 0)]
@@ -204,7 +204,7 @@ def test_other_work_goes_on_while_the_person_thinks(person):
 
 async def ask_in_turn(count, query=QUERY):
     scorer = HumanScorer(name="team")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [(await scorer.score(query)).values for _ in range(count)]
 
 

@@ -264,7 +264,7 @@ def test_a_chunk_is_yielded_before_the_next_one_arrives():
 
     async def waits(*_):
         yield sse(ONE)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await seen.wait()
         yield sse(TWO) + ending()
 
@@ -558,7 +558,7 @@ def test_a_streamed_answer_frees_its_slot_before_the_call_that_rates_it():
         async with Upstream(lambda path, body, number: replies[number]) as server, Endpoint(server.url) as endpoint:
             port = Limit(endpoint, RateLimit(concurrency=1))
             answerer = ChatAnswerer(port=port, settings=Settings(model="m"), confidence="ask")
-            async with asyncio.timeout(10), aclosing(answerer.stream(ChatRequest({"messages": MESSAGES}))) as items:
+            async with asyncio.timeout(60), aclosing(answerer.stream(ChatRequest({"messages": MESSAGES}))) as items:
                 return [item async for item in items][-1]
 
     answer = asyncio.run(run())
