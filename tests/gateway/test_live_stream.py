@@ -32,6 +32,7 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def proven(monkeypatch):
     """The first step of a request takes the record for writable, so that a test may lock it for the steps after."""
     monkeypatch.setattr("conformal_arbitrage.store.sqlite.PROOF_SECONDS", float("inf"))
+    monkeypatch.setattr("conformal_arbitrage.store.sqlite._Writer.may_write", lambda _: True)
 
 
 @pytest.fixture

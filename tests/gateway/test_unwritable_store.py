@@ -3,8 +3,10 @@
 import os
 import pwd
 import shutil
+import sqlite3
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -162,3 +164,38 @@ def full_database(start_server, short_path):
 def test_while_the_disk_of_postgresql_is_full_no_model_is_paid(house, full_database):
     volume, url = full_database
     refuses_while_full(house(gateway={"database": url}), volume)
+
+
+@contextmanager
+def locked(gateway):
+    """Another process writes for as long as this lasts."""
+    with closing(sqlite3.connect(file_of(gateway), isolation_level=None)) as connection:
+        connection.execute("begin immediate")
+        yield
+        connection.execute("rollback")
+
+
+def test_while_another_process_has_the_database_locked_no_model_is_paid_however_fresh_the_last_commit(house):
+    gateway = house()
+    serves(gateway, "before")
+    paid = len(gateway.primary.bodies)
+    with ThreadPoolExecutor(4) as pool:
+        before = serves(gateway, "a moment before")
+        with locked(gateway):
+            first = [pool.submit(gateway.decide, {**DECISION, "input": f"locked {k}"}) for k in range(3)]
+            for reply in first:
+                error_of(reply.result(), 503, "record_unavailable")
+            assert len(gateway.primary.bodies) == paid + 1
+    after = serves(gateway, "after")
+    assert recorded(gateway)[:2] == [after, before]
+    assert gateway.with_store(lambda store: integrity.verify(store)) == []
+
+
+def test_a_lock_held_for_a_moment_delays_a_request_and_refuses_none(house):
+    gateway = house()
+    serves(gateway, "before")
+    with ThreadPoolExecutor(1) as pool:
+        with locked(gateway):
+            waiting = pool.submit(gateway.decide, {**DECISION, "input": "meanwhile"})
+            time.sleep(0.1)
+        assert waiting.result().status_code == 200

@@ -276,3 +276,30 @@ def test_what_a_faulty_job_wrote_is_not_committed_with_the_next_one(store):
         return await store.execute("read", lambda session: session.rows("select id from probes where id = 'half'"))
 
     assert list(asyncio.run(both())) == []
+
+
+def test_a_writer_that_has_been_waiting_for_a_lock_turns_requests_away_at_once(tmp_path, monkeypatch, opened):
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 30.0)
+    monkeypatch.setattr(sqlite, "_STUCK_SECONDS", 0.0)
+
+    async def story():
+        store = opened(str(tmp_path / "s.db"))
+        [before] = await decide(store)
+        with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as other:
+            other.execute("begin immediate")
+            first = asyncio.ensure_future(store.writable())
+            while store._writer._waits is None:
+                await asyncio.sleep(0.001)
+            with pytest.raises(StoreError, match="another process is writing"):
+                await store.writable()
+            assert not first.done()
+            other.execute("rollback")
+        await first  # which goes on once the lock is gone
+        [after] = await decide(store)
+        assert [record.id for record in await store.run(pages.records)] == [after, before]
+        assert await integrity.verify(store) == []
+        assert await store.execute("read", lambda session: session.rows("select distinct writer from events")) == [
+            (store._writer._session.chain.writer,)
+        ]
+
+    asyncio.run(story())

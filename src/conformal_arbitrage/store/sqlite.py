@@ -39,6 +39,8 @@ from conformal_arbitrage.store.session import (
 
 _BUSY_TIMEOUT = 2.0
 _OPEN_TIMEOUT = 10.0  # several gateways may migrate one after another
+_STUCK_SECONDS = 0.5
+"""A writer that has waited so long for another process turns requests away at once."""
 _MOST_TOGETHER = 64
 _GATHER_SECONDS = 0.0005
 _CLOSE_SECONDS = 10.0
@@ -135,7 +137,7 @@ class SQLiteStore(Store):
         """See `Store.writable`."""
         writer = self._writer
         writer.check_file()
-        if time.monotonic() - writer.proven > PROOF_SECONDS:
+        if time.monotonic() - writer.proven > PROOF_SECONDS or not writer.may_write():
             await writer.submit(_probe_more if writer.doubted else _probe)
         return await self.change_count()
 
@@ -210,6 +212,8 @@ class _Writer(threading.Thread):
         self._session.start_chain()
         self._finished = False
         self._last_batch = 0
+        self._turn = threading.Lock()  # of whoever uses the connection: this thread, or the event loop for a moment
+        self._waits: tuple[float, sqlite3.Error] | None = None  # since when, and for whose lock
         self._prepare(migrate if migrating else check_schema)
 
     def submit(self, job: Job[_T]) -> "asyncio.Future[_T]":
@@ -232,6 +236,28 @@ class _Writer(threading.Thread):
         """
         if _identity(self._files[0]) != self._identities[0]:
             raise self._moved()
+
+    def may_write(self) -> bool:
+        """Return whether this process has the database's write lock, or could have it now; called on the event loop.
+
+        Raises:
+            StoreError: it has been waiting for the lock, or the database cannot be written.
+        """
+        waits = self._waits
+        if waits is not None and time.monotonic() - waits[0] > _STUCK_SECONDS:
+            raise _translated(self._path, waits[1])
+        if not self._turn.acquire(blocking=False):
+            return waits is None  # a batch is being written
+        try:
+            self._connection.execute("begin immediate")
+            self._connection.execute("rollback")
+        except sqlite3.Error as error:
+            if _is_locked(error):
+                return False
+            raise _translated(self._path, error) from error
+        finally:
+            self._turn.release()
+        return True
 
     def _moved(self) -> StoreError:
         return StoreError(
@@ -258,7 +284,8 @@ class _Writer(threading.Thread):
             return self._outcomes(jobs)
         except Exception:  # noqa: BLE001 - a bug must not end the thread, or all who have a job queued wait forever
             _log.exception("a job of the store raised an unexpected exception; its batch was rolled back")
-            self._start_over()
+            with self._turn:
+                self._start_over()
             text = f"{self._path}: the store failed, and the log says how; nothing of this was recorded"
             return [StoreError(text) for _ in jobs]
 
@@ -281,15 +308,40 @@ class _Writer(threading.Thread):
 
     def _commit_together(self, jobs: Sequence[Job[Any]]) -> list[Any]:
         """Run jobs in one transaction; return their results, an error for each that failed, once all is on disk."""
+        with self._turn:
+            try:
+                return self._unlocked(jobs)
+            except sqlite3.Error as error:
+                self._start_over()
+                return [_translated(self._path, error) for _ in jobs]
+
+    def _unlocked(self, jobs: Sequence[Job[Any]]) -> list[Any]:
+        """Run jobs once no other process writes.
+
+        Raises:
+            sqlite3.Error: the whole transaction is lost.
+        """
+        end = self._session.chain.end
         try:
-            if self._append_together(jobs):
-                return [None] * len(jobs)
-            self._session.run("begin immediate")
-            outcomes = [self._run_in_savepoint(job) for job in jobs]
-            self._session.run("commit")
-        except sqlite3.Error as error:
-            self._start_over()
-            return [_translated(self._path, error) for _ in jobs]
+            return self._transact(jobs)
+        except sqlite3.OperationalError as error:
+            if not _is_locked(error):
+                raise
+            self._waits = time.monotonic(), error
+        self._session.chain.end = end  # nothing was written: the lock comes before the first write
+        try:
+            self._wait_for_others(_BUSY_TIMEOUT)
+            return self._transact(jobs)
+        finally:
+            self._waits = None
+            self._wait_for_others(0)
+
+    def _transact(self, jobs: Sequence[Job[Any]]) -> list[Any]:
+        if self._append_together(jobs):
+            return [None] * len(jobs)
+        self._session.run("begin immediate")
+        outcomes = [self._run_in_savepoint(job) for job in jobs]
+        self._session.run("commit")
         return outcomes
 
     def _outcomes(self, jobs: Sequence[Job[Any]]) -> list[Any]:
@@ -356,7 +408,7 @@ class _Writer(threading.Thread):
             self.schema = migrated(self._session, str(self._path))
             _probe(self._session)
             self._session.run("commit")
-            self._wait_for_others(_BUSY_TIMEOUT)
+            self._wait_for_others(0)  # so that it is known whether this thread waits
             self._identities = tuple(map(_identity, self._files))
         except (StoreError, *_FAILURES) as error:
             self._connection.close()
@@ -381,6 +433,11 @@ def _connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
     except _FAILURES as error:
         raise _translated(path, error) from error
     return connection
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    """Return whether another process holds the lock that a transaction needs."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
