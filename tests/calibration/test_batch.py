@@ -169,10 +169,10 @@ def test_ties_are_broken_whatever_was_sampled_and_ties_by_the_draw_are_caught(mo
     risk, case = np.zeros(6), (6, 4, "0.1", 0.4)
     assert failures(*case, risk=risk) <= Fraction(2, 5)
 
-    def sampled_last(self):
+    def sampled_last(self, rows):
         ties = np.zeros(len(self.risk), np.int64)
         ties[self.draw.rows] = 1 + np.arange(len(self.draw.rows))
-        return ties
+        return ties[rows]
 
     monkeypatch.setattr(BatchLabels, "ties", sampled_last)
     assert failures(*case, risk=risk) > Fraction(2, 5)
@@ -323,3 +323,28 @@ def test_what_decides_queries_refuses_a_batch(science):
     ordinary = calibrate(science, 0.05).to_dict()
     with pytest.raises(CertificateError):
         Certificate.from_dict({**ordinary, "rule": certified.to_dict()["rule"]})
+
+
+def test_the_draws_are_siphash():
+    """The reference vector of its authors for the key 00 01 .. 0f and the message 00 01 .. 07."""
+    key = np.frombuffer(bytes(range(16)), "<u8")
+    word = np.frombuffer(bytes(range(8)), "<u8")
+    assert [hex(value) for value in batch.sip_hashes(key, word).tolist()] == ["0x93f5f5799a932462"]
+
+
+def test_draws_do_not_depend_on_the_places_of_items_and_domains_have_nothing_to_do_with_each_other():
+    names = np.random.default_rng(0).integers(1 << 63, size=50_000, dtype=np.uint64)
+    ties, sample = batch.keyed_words(b"key", "ties", names), batch.keyed_words(b"key", "sample", names)
+    order = np.random.default_rng(1).permutation(len(names))
+    assert np.array_equal(batch.keyed_words(b"key", "ties", names[order]), ties[order])
+    assert ties.min() >= 0
+    assert abs(np.corrcoef(ties, sample)[0, 1]) < 0.02
+    assert abs(np.corrcoef(ties, batch.keyed_words(b"kez", "ties", names))[0, 1]) < 0.02
+    assert abs(np.mean(ties < 1 << 62) - 0.5) < 0.01
+
+
+def test_items_that_are_alike_are_told_apart_by_their_place():
+    hashes = np.array([5, 7, 5, 5, 9, 7], dtype=np.uint64)
+    names = batch.names_of(hashes)
+    assert len(set(names.tolist())) == 6
+    assert names[[0, 1, 4]].tolist() == [5, 7, 9]

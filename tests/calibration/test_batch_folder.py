@@ -199,13 +199,12 @@ def test_percentages_are_converted_and_items_without_a_label_go_to_experts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: [{**rows[0], "id": "item-x"}, *rows[1:]], "has another id than in the table"),
-        (lambda rows: [*rows, {**rows[0], "row": "399" if rows[0]["row"] != "399" else "398"}], "were not given|twice"),
-        (lambda rows: rows[1:], "1 row missing"),
+        (lambda rows: [{**rows[0], "id": "item-x"}, *rows[1:]], "1 row not given to experts.*such as item-x"),
+        (lambda rows: [{**rows[0], "id": rows[1]["id"]}, *rows[1:]], "1 row twice"),
+        (lambda rows: [*rows, {**rows[0], "id": "item-1000"}], "1 row not given.*such as item-1000"),
+        (lambda rows: rows[1:], "1 row missing, such as the item of row"),
         (lambda rows: [*rows, rows[0]], "1 row twice"),
-        (lambda rows: [{**rows[0], "row": "9999"}, *rows[1:]], "not given to experts"),
-        (lambda rows: [{**rows[0], "row": "first"}, *rows[1:]], "is not a number"),
-        (lambda rows: [{k: v for k, v in row.items() if k != "row"} for row in rows], "no column 'row'"),
+        (lambda rows: [{k: v for k, v in row.items() if k != "id"} for row in rows], "no column 'id'"),
         (lambda rows: [{k: v for k, v in row.items() if k != "expert"} for row in rows], "no column 'expert'"),
         (lambda rows: [{**row, "right": "maybe"} for row in rows], "is not yes or no"),
     ],
@@ -218,6 +217,29 @@ def test_a_sample_that_was_spoiled_is_refused_and_nothing_is_lost(change, messag
     with pytest.raises(ScoreLogError, match=message):
         certify()
     assert Path("batch/sample.csv").read_bytes() == before
+    assert not Path("batch/certificate.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: [*rows, {**rows[0], "row": "9999"}], "1 row not given to experts"),
+        (lambda rows: [{**rows[0], "row": "first"}, *rows[1:]], "is not a number"),
+        (lambda rows: [{**rows[0], "row": "-3"}, *rows[1:]], "must number every row"),
+        (lambda rows: [{**rows[0], "row": ""}, *rows[1:]], "must number every row"),
+        (lambda rows: [{k: v for k, v in row.items() if k != "row"} for row in rows], "no column 'row'"),
+        (lambda rows: rows[1:], "1 row missing"),
+        (lambda rows: [*rows, rows[0]], "1 row twice"),
+    ],
+)
+def test_a_sample_of_items_without_ids_that_was_spoiled_is_refused(change, message):
+    rows = table_of()
+    for row in rows:
+        row["name"] = row.pop("id")
+    draw_batch(write_rows("answers.csv", without_truth(rows)), error=0.1, sample=100).write("batch")
+    write_rows("batch/sample.csv", change([{**row, "expert": "yes"} for row in read_rows("batch/sample.csv")]))
+    with pytest.raises(ScoreLogError, match=message):
+        certify()
     assert not Path("batch/certificate.json").exists()
 
 
@@ -295,13 +317,29 @@ def test_the_same_draw_again_has_the_same_sample_and_other_items_begin_anew():
     assert drawn(other, folder="other", table="other.csv").terms.draw == 1
 
 
-def test_the_same_rows_in_another_order_are_another_draw_and_another_table():
+def test_the_same_rows_in_another_order_are_the_same_draw_if_they_have_ids():
     rows = without_truth(table_of())
-    drawn(rows)
+    first = drawn(rows)
+    label("batch/sample.csv", table_of())
+    certificate = certify()
     turned = drawn(rows[::-1], folder="turned", table="turned.csv")
+    assert turned.terms.draw == 1
+    assert [rows[row]["id"] for row in first.rows] == [rows[::-1][row]["id"] for row in turned.rows]
+    write_rows("answers.csv", rows[::-1])
+    again = certify()
+    assert (again.rule, again.evidence) == (certificate.rule, certificate.evidence)
+    label("batch/todo.csv", table_of())
+    assert certify().rule == certificate.rule
+    assert {row["expert"] for row in read_rows("batch/todo.csv")} <= {"yes", "no", "perhaps"}
+
+
+def test_rows_without_ids_in_another_order_are_another_draw_and_another_table():
+    rows = [{name: cell for name, cell in row.items() if name != "id"} for row in without_truth(table_of())]
+    draw_batch(write_rows("answers.csv", rows), error=0.1, sample=100).write("batch")
+    turned = draw_batch(write_rows("turned.csv", rows[::-1]), error=0.1, sample=100)
     assert (turned.terms.draw, turned.terms.promised) == (2, 0.9)
     write_rows("answers.csv", rows[::-1])
-    with pytest.raises(ScoreLogError, match="400 rows were changed since the draw"):
+    with pytest.raises(ScoreLogError, match="in another order"):
         open_batch("batch")
 
 
@@ -385,3 +423,140 @@ def test_the_commands_print_json_and_name_a_second_draw():
     assert document["promise"]["type"] == "batch"
     run("batch", "finish", "batch", status=2)
     run("batch", "certify", "nowhere", status=2)
+
+
+# --- A pilot ---
+
+
+def machine_table(n=3000, seed=4):
+    """Return rows of a machine that is overconfident in one of its answers, which a pilot shows."""
+    rng, rows = np.random.default_rng(seed), []
+    for k in range(n):
+        truth, confidence = str(rng.choice(["a", "b", "c"])), round(float(rng.uniform(0.5, 1)), 3)
+        right = rng.random() < (0.6 if (said := str(rng.choice(["a", "b", "c"]))) == "c" else 0.6 + 0.4 * confidence)
+        truth = said if right else next(label for label in "abc" if label != said)
+        group = "left" if k % 3 else "right"
+        rows.append({"id": f"i{k}", "group": group, "answer": said, "confidence": confidence, "truth": truth})
+    return rows
+
+
+PILOTED = BatchColumns(id="id", truth="truth")
+
+
+def piloted(rows, folder="batch", pilot=200, sample=700, columns=PILOTED, error=0.06):
+    batch = draw_batch(write_rows("answers.csv", rows), error=error, sample=sample, pilot=pilot, columns=columns)
+    batch.write(folder)
+    return batch
+
+
+def test_a_pilot_trains_a_score_and_does_not_certify():
+    rows = machine_table()
+    batch = piloted(rows)
+    assert (batch.terms.pilot, batch.draw.pilot) == (200, 200)
+    certificate = certify()
+    promise = certificate.promise
+    assert promise.limit == batch_limit(3000 - 200, 180, 500, 0.05) != batch_limit(3000, 180, 700, 0.05)
+    assert certificate.rule.learned == ("confidence", "answer")
+    assert "The first 200 of the drawn items" in certificate.guarantee
+    plain = draw_batch("answers.csv", error=0.06, sample=700, columns=PILOTED)
+    plain.write("plain")
+    assert certificate.rule.kept > certify("plain").rule.kept  # the answer tells what the confidence does not
+    counts = open_batch("batch").finish("batch", certificate)
+    assert counts["expert"] == 3000 - certificate.rule.kept
+    assert verify(Certificate.load("batch/certificate.json"), read_labels("batch")).ok
+    kept = {row["id"] for row in read_rows("batch/kept.csv")}
+    assert not kept & {rows[row]["id"] for row in batch.rows.tolist()}
+
+
+def batch_limit(items, allowed, sample, level):
+    from fractions import Fraction
+
+    from conformal_arbitrage.core.bounds import hypergeometric_limit
+
+    return hypergeometric_limit(items, allowed, sample, Fraction(str(level)))
+
+
+def test_the_score_depends_on_the_labels_of_the_pilot_alone():
+    batch = piloted(machine_table())
+    wrong = batch.read_sample("batch")[1]
+    others = wrong.copy()
+    others[200:] = 1 - others[200:]
+    assert np.array_equal(batch.labels(wrong).risk, batch.labels(others).risk)
+    own = wrong.copy()
+    own[:200] = 1 - own[:200]
+    assert not np.array_equal(batch.labels(wrong).risk, batch.labels(own).risk)
+
+
+def test_groups_and_texts_teach_and_are_fixed_by_the_draw():
+    rows = machine_table(1500)
+    for row in rows:
+        wrong = row["answer"] != row["truth"]
+        row["group"], row["text"] = ("left", "about ships") if wrong else ("right", "about cats")
+    columns = BatchColumns(id="id", truth="truth", group="group", text="text")
+    piloted(rows, columns=columns, sample=400)
+    certificate = certify()
+    assert {"group", "text"} <= set(certificate.rule.learned)
+    assert verify(Certificate.load("batch/certificate.json"), read_labels("batch")).ok
+    rows[3]["text"] = "about dogs"
+    write_rows("answers.csv", rows)
+    with pytest.raises(ScoreLogError, match=r"1 row was changed .*, the first is row 4 \(columns text\)"):
+        open_batch("batch")
+
+
+def test_a_pilot_is_labelled_as_a_whole_before_anything_is_certified():
+    rows = machine_table(1000)
+    piloted(rows, columns=BatchColumns(id="id"))
+    label("batch/sample.csv", rows, lambda filled: [*filled[:199], {**filled[199], "expert": ""}, *filled[200:]])
+    with pytest.raises(ScoreLogError, match="1 of the first 200 items, the pilot, have no label yet"):
+        certify()
+    label("batch/sample.csv", rows, lambda filled: [*filled[:200], *({**row, "expert": ""} for row in filled[200:])])
+    assert certify().evidence.missing_guardian_rows == 500
+
+
+def test_a_pilot_without_wrong_labels_leaves_the_stated_order():
+    rows = machine_table(1000)
+    for row in rows:
+        row["truth"] = row["answer"]
+    batch = piloted(rows)
+    certificate = certify()
+    assert certificate.rule.learned == ()
+    assert np.array_equal(batch.labels(batch.read_sample("batch")[1]).risk, batch.items.risk)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pilot": 700}, "the pilot must be 0 to 699 of the 700 items"),
+        ({"pilot": -1}, "the pilot must be"),
+        ({"pilot": 0, "columns": BatchColumns(id="id", group="group")}, "for the score that a pilot trains"),
+    ],
+)
+def test_a_pilot_of_no_use_is_refused(change, message):
+    with pytest.raises(OptionError, match=message):
+        piloted(machine_table(1000), **change)
+    assert not Path("batch").exists()
+
+
+def test_a_pilot_fixed_after_the_draw_is_another_draw():
+    rows = machine_table(1000)
+    piloted(rows)
+    terms = json.loads(Path("batch/batch.json").read_text())
+    Path("batch/batch.json").write_text(json.dumps(terms | {"pilot": 100}))
+    with pytest.raises(CertificateError, match="changed after the draw"):
+        open_batch("batch")
+    assert piloted(rows, folder="other", pilot=100).terms.draw == 2
+
+
+def test_the_commands_take_a_pilot():
+    write_rows("answers.csv", machine_table(1500))
+    plan = json.loads(
+        run("batch", "plan", "answers.csv", "--error", "6%", "--sample", "400", "--pilot", "150", "--json").stdout
+    )
+    plain = json.loads(run("batch", "plan", "answers.csv", "--error", "6%", "--sample", "400", "--json").stdout)
+    assert plan["rows"][0]["limit"] < plain["rows"][0]["limit"]
+    draw = ["batch", "draw", "answers.csv", "--error", "6%", "--sample", "400", "-o", "batch"]
+    assert "the first 150 items" in run(*draw, "--pilot", "150", "--group-column", "group").stdout
+    assert "learned from confidence" in run("batch", "certify", "batch").stdout
+    run("batch", "finish", "batch")
+    run("verify", "batch/certificate.json", "answers.csv")
+    assert "--pilot" not in run(*draw[:-1], "other", "--pilot", "400", status=2).stdout

@@ -64,3 +64,50 @@ def test_the_level_is_spent_and_two_wrong_items_more_are_caught():
         shares[shift] = failed_share(risk, more, draws=2000, shift=shift)
     noise = 3 * sqrt(LEVEL * (1 - LEVEL) / 2000)
     assert LEVEL / 2 - noise < shares[0] <= LEVEL + noise < shares[2]
+
+
+# --- A pilot ---
+
+
+def pile_of_answers(seed=6, n=1200):
+    """Return items whose confidence and answers say nothing, so that a score can only learn noise; 30 % are wrong."""
+    rng = np.random.default_rng(seed)
+    confidence, answer = rng.random(n), rng.integers(0, 64, n)
+    items = batch.BatchItems(
+        risk=1 - confidence,
+        labelled=np.ones(n, bool),
+        hashes=np.arange(n, dtype=np.uint64),
+        ids=None,
+        names=np.arange(n, dtype=np.uint64),
+        columns={},
+        marks={},
+        converted=None,
+        features=batch.ItemFeatures(answer=answer, group=None, text=None),
+    )
+    return items, (rng.random(n) < 0.3).astype(float)
+
+
+def failed_with_pilot(pilot, sample, draws, seed=1, *, learn_from=None, level=0.1, error=0.1):
+    """Return how often more wrong labels are kept than allowed if a pilot trains the score.
+
+    The planted bug trains it on other items of the sample, too.
+    """
+    items, wrong = pile_of_answers()
+    n, failed, rng = len(wrong), 0, np.random.default_rng(seed)
+    for _ in range(draws):
+        rows = rng.permutation(n)[:sample]
+        draw = BatchDraw(items=n, rows=rows, error=error, level=level, confidence=1 - level, pilot=pilot)
+        some = rows[: learn_from or pilot]
+        risk, _ = batch.learned_risk(items, some, wrong[some])
+        labels = BatchLabels(risk=risk, labelled=items.labelled, draw=draw, wrong=wrong[rows])
+        kept = labels.kept(batch.certify_labels(labels).rule)
+        failed += wrong[kept].sum() > int(Fraction(str(error)) * n)
+    return failed / draws
+
+
+@pytest.mark.proof
+def test_a_score_learned_from_a_pilot_keeps_the_promise_and_one_from_all_labels_is_caught():
+    draws, level = 1000, 0.1
+    limit = level + 3 * sqrt(level * (1 - level) / draws)
+    assert failed_with_pilot(120, 400, draws) <= limit
+    assert failed_with_pilot(120, 400, 200, learn_from=400) > limit

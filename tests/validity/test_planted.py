@@ -109,7 +109,7 @@ def tied_violations():
 
 def test_float_noise_among_equal_rows_is_caught_and_rounding_removes_it(monkeypatch):
     assert tied_violations() == 0
-    monkeypatch.setattr(ridge, "_rounded", lambda values: values)
+    monkeypatch.setattr(ridge, "rounded", lambda values: values)
     monkeypatch.setattr(ridge, "_copies", lambda fits, features: [])
     assert tied_violations() > 0
 
@@ -146,7 +146,7 @@ def test_a_menu_size_that_is_inferred_from_the_log_is_caught_and_a_declared_one_
 
 
 def test_the_closed_form_equals_refitting_to_twelve_decimals(monkeypatch):
-    monkeypatch.setattr(ridge, "_rounded", lambda values: values)
+    monkeypatch.setattr(ridge, "rounded", lambda values: values)
     rng = np.random.default_rng(3)
     features, loss = np.column_stack([np.ones(60), rng.normal(size=(60, 3))]), rng.integers(0, 2, 60)
     u, margin = rng.random(60), rng.random(60)

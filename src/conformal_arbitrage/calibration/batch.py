@@ -19,19 +19,23 @@ from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from conformal_arbitrage.calibration.certificate import Certificate, batch_figure, issue, signed_bytes
+from conformal_arbitrage.calibration.learned import WIDTH, answer_place, text_embedding
 from conformal_arbitrage.calibration.promises import WRONG_LABEL, Batch, Cutoff, Evidence
 from conformal_arbitrage.calibration.secret import ProjectSecret, user_folder
 from conformal_arbitrage.calibration.words import wrong_allowed
 from conformal_arbitrage.core.bounds import hypergeometric_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
+from conformal_arbitrage.core.ridge import STRENGTHS, FeatureRows, FeatureSet, feature_matrix, fit_ridges, rounded
 from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError
-from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, read_confidence, sum_of_hashes
+from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, mixed, read_confidence, sum_of_hashes
 from conformal_arbitrage.scorelog.parts import PartsTable, is_many
 from conformal_arbitrage.scorelog.tables import (
     ColumnReader,
     FrameTable,
+    Strings,
     Table,
+    TextBytes,
     all_distinct,
     quoted,
     write_text,
@@ -76,11 +80,53 @@ class BatchDraw:
         )
 
 
-def keyed_words(key: bytes, domain: str, items: int) -> Integers:
-    """Return a number for each item that nobody can predict without the key, other ones for each domain."""
-    seed = int.from_bytes(hmac.digest(key, domain.encode(), "sha256")[:16], "big")
-    words = np.random.Philox(key=seed).random_raw(items)
+_WORDS_AT_ONCE: Final = 1 << 14
+_SIP: Final = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+
+
+def keyed_words(key: bytes, domain: str, names: Words) -> Integers:
+    """Return a number for each item that nobody can predict without the key, other ones for each domain.
+
+    It is SipHash-2-4 of the item's name, so that it does not matter where among the others an item stands.
+    """
+    halves = np.frombuffer(hmac.digest(key, domain.encode(), "sha256")[:16], "<u8")
+    words = np.empty(len(names), np.uint64)
+    for start in range(0, len(names), _WORDS_AT_ONCE):  # few enough for the processor's cache
+        words[start : start + _WORDS_AT_ONCE] = sip_hashes(halves, names[start : start + _WORDS_AT_ONCE])
     return (words >> np.uint64(1)).view(np.int64)
+
+
+def sip_hashes(key: Words, words: Words) -> Words:
+    """Return SipHash-2-4 (Aumasson and Bernstein 2012) of words of eight bytes."""
+    state: list[Words] = [np.full(len(words), np.uint64(start) ^ key[k % 2]) for k, start in enumerate(_SIP)]
+    for block in (words, np.uint64(8 << 56)):  # the second says how long the first is
+        state[3] ^= block
+        _sip_rounds(state, 2)
+        state[0] ^= block
+    state[2] ^= np.uint64(0xFF)
+    _sip_rounds(state, 4)
+    return state[0] ^ state[1] ^ state[2] ^ state[3]
+
+
+def _sip_rounds(state: list[Words], rounds: int) -> None:
+    for _ in range(rounds):
+        _sip_half(state, (0, 1, 13), (2, 3, 16))
+        state[0] = _rotated(state[0], 32)
+        _sip_half(state, (2, 1, 17), (0, 3, 21))
+        state[2] = _rotated(state[2], 32)
+
+
+def _sip_half(state: list[Words], *steps: tuple[int, int, int]) -> None:
+    for left, right, bits in steps:
+        state[left] += state[right]
+        state[right] = _rotated(state[right], bits)
+        state[right] ^= state[left]
+
+
+def _rotated(words: Words, bits: int) -> Words:
+    turned = words << np.uint64(bits)
+    turned |= words >> np.uint64(64 - bits)
+    return turned
 
 
 def first_words(words: Integers, count: int) -> Integers:
@@ -121,6 +167,8 @@ class BatchLabels:
         draw: the sample.
         wrong: of each item drawn, in the order of the draw: 1 if its machine label is wrong, 0 if not, NaN if nobody could
             say.
+        names: by which draws tell items apart; by default their numbers.
+        learned: what the risk was learned from on the pilot; empty if it was not.
         fixed: error and level, if they are others than those of the draw, so that nothing is promised.
     """
 
@@ -128,6 +176,8 @@ class BatchLabels:
     labelled: Bools
     draw: BatchDraw
     wrong: Floats
+    names: Words | None = None
+    learned: tuple[str, ...] = ()
     fixed: tuple[Fraction, Fraction] | None = None
 
     @property
@@ -145,12 +195,12 @@ class BatchLabels:
             return self.pile
         before = self.risk < rule.risk
         equal = np.flatnonzero(self.risk == rule.risk)
-        before[equal] = self.ties()[equal] < rule.tie
+        before[equal] = self.ties(equal) < rule.tie
         return self.pile & before
 
-    def ties(self) -> Integers:
-        """Return the draws that order items of equal risk; those of the sample have another domain."""
-        return keyed_words(self.draw.key, "ties", len(self.risk))
+    def ties(self, rows: Integers) -> Integers:
+        """Return the draws that order some items of equal risk; those of the sample have another domain."""
+        return keyed_words(self.draw.key, "ties", rows.astype(np.uint64) if self.names is None else self.names[rows])
 
     def sha256(self) -> str:
         """Return the digest of what the certificate depends on."""
@@ -169,6 +219,7 @@ def certify_batch(
     error: Number | None = None,
     confidence: Number | None = None,
     labelled: ArrayLike | None = None,
+    pilot: int = 0,
     key: bytes = b"",
 ) -> Certificate:
     """Certify which machine labels of a batch may be kept.
@@ -186,6 +237,8 @@ def certify_batch(
         error: the largest share of all items; taken from the draw if there is one.
         confidence: in the promise; taken from the draw if there is one.
         labelled: which items have a machine label; by default all.
+        pilot: how many of the items drawn, the first ones, you have learned the risk from, if there is no draw: fixed before
+            it, and no other label may have been used. They do not certify.
         key: behind the draws that order items of equal risk, if there is no draw.
 
     Returns:
@@ -207,7 +260,7 @@ def certify_batch(
             raise OptionError(
                 "name error= and confidence=, as they were fixed before the draw, or pass the draw itself"
             )
-        draw = _own_draw(len(risks), sampled, *check_shares(error, confidence), key)
+        draw = _own_draw(len(risks), sampled, *check_shares(error, confidence), pilot, key)
     if draw.items != len(risks):
         raise OptionError(
             f"the draw is from {draw.items} items, and there are {len(risks)} risks; pass one for each item"
@@ -258,27 +311,34 @@ def find_cutoff(labels: BatchLabels, wrong: Integers, limit: int, allowed: int) 
         limit: how many of them may lie below the cutoff; -1 if the sample says nothing.
         allowed: how many of the labels that are kept may be wrong, so that as many may be kept whatever the sample says.
     """
-    ties, risk, pile = labels.ties(), labels.risk, labels.pile
+    risk, pile = labels.risk, labels.pile
     outside = int(pile.sum())
-    order = wrong[np.lexsort((ties[wrong], risk[wrong]))]
+    order = wrong[np.lexsort((labels.ties(wrong), risk[wrong]))]
     wrong_at = _places(labels, order)
     if outside <= allowed or -1 < limit >= len(wrong):
-        return Cutoff(keeps="all" if outside else "none", risk=None, tie=None, kept=outside, wrong_at=wrong_at)
-    least = _item_at(risk, ties, np.flatnonzero(pile), allowed)
-    cut = least if limit < 0 else max(least, order[limit], key=lambda item: (risk[item], ties[item]))
-    below = Cutoff(keeps="below", risk=float(risk[cut]), tie=int(ties[cut]), kept=0)
-    kept = int(labels.kept(below).sum())
+        return Cutoff(
+            keeps="all" if outside else "none",
+            risk=None,
+            tie=None,
+            kept=outside,
+            wrong_at=wrong_at,
+            learned=labels.learned,
+        )
+    least = _item_at(labels, np.flatnonzero(pile), allowed)
+    cuts = np.array([least] if limit < 0 else [least, order[limit]])
+    at, tie = max(zip(risk[cuts].tolist(), labels.ties(cuts).tolist(), strict=True))
+    kept = int(labels.kept(Cutoff(keeps="below", risk=at, tie=tie, kept=0)).sum())
     if not kept:
-        return Cutoff(keeps="none", risk=None, tie=None, kept=0, wrong_at=wrong_at)
-    return Cutoff(keeps="below", risk=below.risk, tie=below.tie, kept=kept, wrong_at=wrong_at)
+        return Cutoff(keeps="none", risk=None, tie=None, kept=0, wrong_at=wrong_at, learned=labels.learned)
+    return Cutoff(keeps="below", risk=at, tie=tie, kept=kept, wrong_at=wrong_at, learned=labels.learned)
 
 
-def _item_at(risk: Floats, ties: Integers, items: Integers, place: int) -> int:
+def _item_at(labels: BatchLabels, items: Integers, place: int) -> int:
     """Return the item that stands at a place, from 0, among some items in the order of (risk, tie)."""
-    risks = risk[items]
+    risks = labels.risk[items]
     value = np.partition(risks, place)[place]
     equal = items[risks == value]
-    return int(equal[np.argsort(ties[equal], kind="stable")][place - int((risks < value).sum())])
+    return int(equal[np.argsort(labels.ties(equal), kind="stable")][place - int((risks < value).sum())])
 
 
 def _places(labels: BatchLabels, wrong: Integers) -> tuple[int, ...]:
@@ -303,7 +363,7 @@ def _with_shares(draw: BatchDraw, error: Fraction, level: Fraction) -> BatchDraw
     )
 
 
-def _own_draw(items: int, sampled: ArrayLike, error: Fraction, level: Fraction, key: bytes) -> BatchDraw:
+def _own_draw(items: int, sampled: ArrayLike, error: Fraction, level: Fraction, pilot: int, key: bytes) -> BatchDraw:
     """Return a draw that the caller made."""
     rows = np.asarray(sampled)
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -313,8 +373,16 @@ def _own_draw(items: int, sampled: ArrayLike, error: Fraction, level: Fraction, 
         raise OptionError(f"the items are numbered from 0 to {items - 1}; sampled= has {rows.min()} to {rows.max()}")
     if len(np.unique(rows)) != len(rows):
         raise OptionError("sampled= names an item twice; the draw is without replacement")
+    if not 0 <= pilot <= len(rows):
+        raise OptionError(f"pilot= is a part of the {len(rows)} items drawn; got {pilot}")
     return BatchDraw(
-        items=items, rows=rows, error=float(error), level=float(level), confidence=float(1 - level), key=key
+        items=items,
+        rows=rows,
+        error=float(error),
+        level=float(level),
+        confidence=float(1 - level),
+        pilot=pilot,
+        key=key,
     )
 
 
@@ -361,12 +429,21 @@ class BatchColumns(Struct, frozen=True, kw_only=True, omit_defaults=True):
         confidence: in that label.
         id: of the item; rows are numbered if there is none.
         truth: experts' labels as far as they are known already; they fill in what experts are given to label.
+        group: of the item, such as a language; a pilot's score is learned from it.
+        text: of the item; a pilot's score is learned from it as a vector.
     """
 
     answer: str = "answer"
     confidence: str = "confidence"
     id: str | None = None
     truth: str | None = None
+    group: str | None = None
+    text: str | None = None
+
+    @property
+    def named(self) -> list[str]:
+        """All that have a name."""
+        return [name for name in msgspec.structs.astuple(self) if name is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -376,8 +453,10 @@ class BatchItems:
     Attributes:
         risk: 1 - confidence; infinite for an item without a machine label.
         labelled: which items have a machine label.
-        hashes: a number for each row that another id, label or confidence changes.
+        hashes: a number for each row that another id, label or confidence changes, and of a pilot another group or text.
         ids: the same for each id; None if there are none.
+        names: by which draws tell items apart: by id, else by content and place among equals; see `keyed_words`.
+        features: what a score is learned from; None without a pilot.
         columns: a digest of each of these columns.
         marks: by which items are recognised in another table, see `_marks`.
         converted: what the confidences were, if they had to be converted.
@@ -387,14 +466,18 @@ class BatchItems:
     labelled: Bools
     hashes: Words
     ids: Words | None
+    names: Words
     columns: dict[str, str]
     marks: dict[str, list[int]]
     converted: str | None
+    features: "ItemFeatures | None" = None
 
     @property
     def digest(self) -> str:
-        """The digest of all rows in their order: in another order the same places would be other items."""
-        return hashlib.sha256(self.hashes.astype("<u8").tobytes()).hexdigest()
+        """The digest of all rows: in whichever order if they have ids, else in theirs, where a place is all an item has."""
+        if self.ids is None:
+            return hashlib.sha256(self.hashes.astype("<u8").tobytes()).hexdigest()
+        return log_digest(len(self.hashes), int(self.hashes.sum()))
 
 
 def open_items(source: object) -> ColumnReader:
@@ -404,18 +487,19 @@ def open_items(source: object) -> ColumnReader:
     return PartsTable(str(source)) if is_many(str(source)) else Table(source)
 
 
-def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = True) -> BatchItems:
+def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = True, pilot: bool = False) -> BatchItems:
     """Read what a certificate depends on.
 
     Args:
         table: the items.
         columns: what its columns say.
         marked: read also what items are recognised by in another table.
+        pilot: read also what a score is learned from.
 
     Raises:
         ScoreLogError: a column is absent, two items have one id, or a machine label has no confidence.
     """
-    for name in filter(None, (columns.answer, columns.confidence, columns.id, columns.truth)):
+    for name in columns.named:
         if name not in table.types:
             raise ScoreLogError(
                 f"{table.source}: there is no column '{name}'; it has {', '.join(table.types)}; name the columns "
@@ -428,18 +512,35 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
     cells = {columns.answer: cell_hashes(answers), columns.confidence: cell_hashes(np.nan_to_num(confidence))}
     if columns.id is not None:
         cells[columns.id] = _id_hashes(table, columns.id)
+    features = _read_features(table, columns, answers, cells) if pilot else None
     hashes = np.zeros(table.rows, np.uint64)
     for place, column in enumerate(cells.values()):
         hashes += column * np.uint64(2 * place + 1)
+    hashes = mixed(hashes)
     return BatchItems(
         risk=np.where(labelled, 1 - confidence, np.inf),
         labelled=labelled,
         hashes=hashes,
         ids=None if columns.id is None else cells[columns.id],
+        names=names_of(hashes if columns.id is None else cells[columns.id]),
+        features=features,
         columns={name: log_digest(table.rows, int(column.sum())) for name, column in cells.items()},
         marks=_marks(table, columns, cells) if marked else {},
         converted=converted,
     )
+
+
+def names_of(hashes: Words) -> Words:
+    """Return names of items: their hashes, and other numbers for those after the first of equal ones."""
+    if all_distinct(hashes):
+        return hashes
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    first = np.r_[True, ordered[1:] != ordered[:-1]]
+    place = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    names = hashes.copy()
+    names[order] += mixed(place.astype(np.uint64))  # of 0 it is 0
+    return names
 
 
 def _refuse_unsure(source: str, columns: BatchColumns, bad: Bools) -> None:
@@ -497,6 +598,104 @@ def _smallest(hashes: Words, *, telling: bool = True) -> list[int]:
     return [] if telling and 2 * len(distinct) < len(some) else distinct[:_MARKS].tolist()
 
 
+# --- A score learned from a pilot ---
+
+
+_FEWEST: Final = 10
+"""A score is learned from a pilot with so many wrong labels and right ones."""
+_ROWS_AT_ONCE: Final = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ItemFeatures:
+    """What a score is learned from beside the confidence.
+
+    Attributes:
+        answer: the place of each item's machine label, -1 if it has none; see `answer_place`.
+        group: the name of each item's group, "" if it has none; None without groups.
+        text: each item's text; None without texts.
+    """
+
+    answer: Integers
+    group: Strings | None
+    text: Strings | None
+
+    @property
+    def learned_from(self) -> tuple[str, ...]:
+        """Return what there is, in words."""
+        optional = (("group", self.group), ("text", self.text))
+        return ("confidence", "answer", *(name for name, values in optional if values is not None))
+
+    def rows(self, margin: Floats, chosen: Integers) -> FeatureRows:
+        """Return what the features of some items are computed from."""
+        return FeatureRows(
+            margin=margin[chosen],
+            top=np.zeros(len(chosen), np.int64),
+            group=None if self.group is None else self.group[chosen].tolist(),
+            text=None if self.text is None else text_embedding().vectors(self.text[chosen].tolist()),
+            answer=self.answer[chosen],
+        )
+
+
+def _read_features(
+    table: ColumnReader, columns: BatchColumns, answers: TextBytes, cells: dict[str, Words]
+) -> ItemFeatures:
+    """Read what a score is learned from; what is read becomes part of what the rows are recognised by."""
+    texts = {name: table.text_bytes(name) for name in (columns.group, columns.text) if name is not None}
+    for name, column in texts.items():
+        cells[name] = cell_hashes(column)
+    _, first, which = np.unique(cells[columns.answer], return_index=True, return_inverse=True)
+    places = np.array([answer_place(answers[row : row + 1].strings()[0]) for row in first.tolist()], dtype=np.int64)
+    return ItemFeatures(
+        answer=places[which],
+        group=None if columns.group is None else texts[columns.group].strings(),
+        text=None if columns.text is None else texts[columns.text].strings(),
+    )
+
+
+def learned_risk(items: BatchItems, pilot: Integers, wrong: Floats) -> tuple[Floats, tuple[str, ...]]:
+    """Return the risk of each item, learned from a pilot alone, and what it was learned from.
+
+    It is the ridge of a learned score, with and without the label, of the strength whose squared error is least when each
+    item of the pilot is predicted by the others. A pilot with hardly any wrong or right labels teaches nothing: then it is
+    the stated risk.
+
+    Args:
+        items: the items, read with their features.
+        pilot: the items that train the score.
+        wrong: 1 for each of them whose label is wrong, 0 for right, NaN if nobody could say.
+    """
+    known = items.labelled[pilot] & ~np.isnan(wrong)
+    rows, loss = pilot[known], wrong[known].astype(np.int64)
+    if items.features is None or min(loss.sum(), len(loss) - loss.sum()) < _FEWEST:
+        return items.risk, ()
+    confidence = np.where(items.labelled, 1 - items.risk, 0.0)
+    margin = confidence / max(float(confidence.max()), 1.0)
+    trained = items.features.rows(margin, rows)
+    groups = tuple(sorted(set(trained.group or ()) - {""}))
+    text = 0 if trained.text is None else WIDTH
+    tried: list[tuple[float, FeatureSet, Floats]] = []
+    for answers in (False, True):
+        features = FeatureSet(groups=groups, text=text, answers=answers)
+        fits = fit_ridges(
+            feature_matrix(features, trained), features.penalties(), loss, np.zeros(len(loss)), trained.margin,
+            strengths=STRENGTHS,
+        )  # fmt: skip
+        left_out = (loss - fits.fitted) / (1 - fits.leverage)
+        errors = rounded((left_out**2).mean(axis=1))
+        tried += [
+            (float(error), features, fits.rotation @ own) for error, own in zip(errors, fits.weights, strict=True)
+        ]
+    _, features, weights = min(tried, key=lambda entry: entry[0])
+    risk = np.full(len(items.risk), np.inf)
+    labelled = np.flatnonzero(items.labelled)
+    for start in range(0, len(labelled), _ROWS_AT_ONCE):
+        some = labelled[start : start + _ROWS_AT_ONCE]
+        risk[some] = rounded(feature_matrix(features, items.features.rows(margin, some)) @ weights)
+    said = items.features.learned_from
+    return risk, said if features.answers else tuple(name for name in said if name != "answer")
+
+
 # --- Draw a sample ---
 
 
@@ -539,9 +738,9 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     secret_id: str
     signature: str | None = None
 
-    def drawn(self, secret: ProjectSecret) -> BatchDraw:
-        """Return the sample, which follows from these terms and the secret."""
-        words = keyed_words(secret.sample_key, f"{self.digest} {self.draw}", self.items)
+    def drawn(self, secret: ProjectSecret, names: Words) -> BatchDraw:
+        """Return the sample, which follows from these terms, the items' names and the secret."""
+        words = keyed_words(secret.sample_key, f"{self.digest} {self.draw}", names)
         return BatchDraw(
             items=self.items,
             rows=first_words(words, self.sample),
@@ -580,6 +779,7 @@ def draw_batch(
     *,
     error: Number,
     sample: int,
+    pilot: int = 0,
     confidence: Number = 0.95,
     columns: BatchColumns | None = None,
     secret: ProjectSecret | None = None,
@@ -594,6 +794,7 @@ def draw_batch(
         source: a table with a machine label and a confidence for each item: a file, a folder of Parquet files, a frame.
         error: the largest share of all items that may be kept with a wrong machine label.
         sample: how many items experts label.
+        pilot: how many of them train the score by which the others are ordered, and do not certify.
         confidence: the probability of the promise.
         columns: which columns say what; by default `answer`, `confidence` and, if there is one, `id`.
         secret: the project's secret; by default it is looked for, or made.
@@ -605,11 +806,12 @@ def draw_batch(
     secret = secret or ProjectSecret.find()
     with open_items(source) as table:
         columns = columns or BatchColumns(id="id" if "id" in table.types else None)
-        items = read_items(table, columns)
+        _refuse_pilot(pilot, sample, columns)
+        items = read_items(table, columns, pilot=pilot > 0)
     n = len(items.risk)
     if not 1 <= sample <= n:
         raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
-    chosen = [float(share), float(level), sample, secret.id]
+    chosen = [float(share), float(level), sample, secret.id, *([pilot] if pilot else [])]
     number, spent = _note_draw(user_folder() / DRAWS_FILE, items, chosen)
     if spent >= 1:
         raise OptionError(
@@ -624,14 +826,25 @@ def draw_batch(
         confidence=float(1 - level),
         promised=float(1 - spent),
         sample=sample,
-        pilot=0,
+        pilot=pilot,
         draw=number,
         digest=items.digest,
         digests=items.columns,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         secret_id=secret.id,
     )
-    return DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret))
+    return DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret, items.names))
+
+
+def _refuse_pilot(pilot: int, sample: int, columns: BatchColumns) -> None:
+    if not 0 <= pilot < max(sample, 1):
+        raise OptionError(
+            f"the pilot must be 0 to {sample - 1} of the {sample} items of the sample, whose others certify; got {pilot}"
+        )
+    if not pilot and (columns.group is not None or columns.text is not None):
+        raise OptionError("a group or text column is for the score that a pilot trains; name the size of one, pilot=")
+    if columns.text is not None:
+        text_embedding()
 
 
 def _note_draw(path: Path, items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction]:
@@ -738,8 +951,18 @@ class DrawnBatch:
 
     def labels(self, wrong: Sequence[bool | None] | ArrayLike) -> BatchLabels:
         """Return the batch with verdicts on the items drawn, for `verify`; see `certify_batch`."""
-        verdicts = _verdicts(wrong, self.draw)
-        return BatchLabels(risk=self.items.risk, labelled=self.items.labelled, draw=self.draw, wrong=verdicts)
+        verdicts, pilot = _verdicts(wrong, self.draw), self.draw.pilot
+        risk, learned = (
+            learned_risk(self.items, self.rows[:pilot], verdicts[:pilot]) if pilot else (self.items.risk, ())
+        )
+        return BatchLabels(
+            risk=risk,
+            labelled=self.items.labelled,
+            draw=self.draw,
+            wrong=verdicts,
+            names=self.items.names,
+            learned=learned,
+        )
 
     def certify(self, wrong: Sequence[bool | None] | ArrayLike) -> Certificate:
         """Certify which machine labels may be kept, from verdicts on the items drawn; see `certify_batch`."""
@@ -783,8 +1006,17 @@ class DrawnBatch:
         Args:
             folder: of the batch.
             same: whether a machine label and an expert's are the same.
+
+        Raises:
+            ScoreLogError: the file is not as it was written, or the pilot is not labelled as a whole.
         """
-        filled = self._read(Path(folder) / SAMPLE, self.rows)
+        filled, pilot = self._read(Path(folder) / SAMPLE, self.rows), self.draw.pilot
+        if filled.empty[:pilot].any():
+            raise ScoreLogError(
+                f"{Path(folder) / SAMPLE}: {int(filled.empty[:pilot].sum())} of the first {pilot} items, the pilot, have no "
+                f"label yet; fill in column '{_EXPERT}', with {_UNDECIDED} where nobody can say: the score is learned from "
+                "all of them at once"
+            )
         with open_items(self.source) as table:
             answers = table.some_rows(self.rows, [self.terms.columns.answer])
         wrong = np.array(
@@ -796,16 +1028,23 @@ class DrawnBatch:
         return filled, wrong
 
     def write_certified(
-        self, folder: str | Path, certificate: Certificate, *, tell: BatchProgress = lambda _: None
-    ) -> None:
+        self, folder: str | Path, certificate: Certificate, *, same: LabelComparison = same_label,
+        tell: BatchProgress = lambda _: None,
+    ) -> None:  # fmt: skip
         """Write a certificate with its figure, the labels that are kept, and what is left to experts.
 
         Labels that experts have given to what was left before stay.
+
+        Args:
+            folder: of the batch.
+            certificate: from its labels.
+            same: as for `read_sample`.
+            tell: is told what is being written.
         """
         folder, rule = Path(folder), certificate.rule
         if not isinstance(rule, Cutoff):
             raise OptionError("this is not the certificate of a batch")
-        kept = self.labels(np.full(len(self.rows), np.nan)).kept(rule)
+        kept = self.labels(self.read_sample(folder, same=same)[1]).kept(rule)
         left = ~kept
         left[self.rows] = False
         names = self.terms.columns
@@ -823,8 +1062,15 @@ class DrawnBatch:
                 given, beside = f"coalesce(nullif(given, ''), {given})", {"given": earlier}
             table.copy_rows(folder / TODO, left, _shown(table, names), {_EXPERT: given}, beside)
 
-    def finish(self, folder: str | Path, certificate: Certificate) -> dict[str, int]:
+    def finish(
+        self, folder: str | Path, certificate: Certificate, *, same: LabelComparison = same_label
+    ) -> dict[str, int]:
         """Write the label of every item, and who gave it; return how many each gave.
+
+        Args:
+            folder: of the batch.
+            certificate: what `certify` gave.
+            same: as for `read_sample`.
 
         Raises:
             ScoreLogError: experts have not labelled all that was left to them.
@@ -832,8 +1078,8 @@ class DrawnBatch:
         folder, rule, n = Path(folder), certificate.rule, self.terms.items
         if not isinstance(rule, Cutoff):
             raise OptionError("this is not the certificate of a batch")
-        sampled = self._read(folder / SAMPLE, self.rows)
-        kept = self.labels(np.full(len(self.rows), np.nan)).kept(rule)
+        sampled, wrong = self.read_sample(folder, same=same)
+        kept = self.labels(wrong).kept(rule)
         rest = ~kept
         rest[self.rows] = False
         left = np.flatnonzero(rest)
@@ -860,60 +1106,68 @@ class DrawnBatch:
         if not (folder / TODO).exists():
             return None
         with Table(folder / TODO) as table:
-            rows, labels = table.scalars("row").astype(np.int64) - 1, table.texts(_EXPERT).tolist()
-        if not any(labels):
-            return None
+            labels = table.texts(_EXPERT).tolist()
+            if not any(labels):
+                return None
+            keys = self._keys(table)
+            rows = np.flatnonzero(np.isin(self._own_keys(np.arange(self.terms.items)), keys))
+            places = _places_of(keys, self._own_keys(rows))
         given = np.full(self.terms.items, "", dtype=object)
-        given[rows] = labels
+        given[rows[places[places >= 0]]] = np.array(labels, dtype=object)[places >= 0]
         return given
+
+    def _keys(self, table: ColumnReader) -> Words:
+        """Return what tells the rows of a file apart that experts fill in: ids, or the numbers of rows."""
+        if self.terms.columns.id is not None:
+            return cell_hashes(table.text_bytes(self.terms.columns.id))
+        numbers = table.scalars("row")
+        if not (numbers == np.floor(numbers)).all() or (numbers < 1).any():
+            raise ScoreLogError(
+                f"{table.source}: column 'row' must number every row; restore the numbers that were written"
+            )
+        return numbers.astype(np.uint64)
+
+    def _own_keys(self, rows: Integers) -> Words:
+        """Return the same of items of the table."""
+        return (rows + 1).astype(np.uint64) if self.items.ids is None else self.items.ids[rows]
 
     def _read(self, path: Path, rows: Integers) -> Filled:
         """Read a file that experts filled in; refuse one whose rows are not those that were given to them."""
         if not len(rows):
             return Filled(expert=[], right=np.zeros(0))
+        name = self.terms.columns.id or "row"
         with Table(path) as table:
-            needed = {"row", *([] if self.terms.columns.id is None else [self.terms.columns.id])}
-            if (absent := needed - table.types.keys()) or not {_EXPERT, _RIGHT} & table.types.keys():
-                name = min(absent) if absent else _EXPERT
+            if name not in table.types or not {_EXPERT, _RIGHT} & table.types.keys():
                 raise ScoreLogError(
-                    f"{path}: there is no column '{name}'; fill in the file as it was written, with all columns"
+                    f"{path}: there is no column '{_EXPERT if name in table.types else name}'; fill in the file as it was "
+                    "written, with all columns"
                 )
-            numbers = table.scalars("row")
-            blank = np.full(table.rows, np.nan)
+            places, said = _places_of(self._keys(table), self._own_keys(rows)), table.texts(name)
             expert = _texts_of(table, _EXPERT)
-            right = _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else blank
-            ids = None if self.terms.columns.id is None else cell_hashes(table.text_bytes(self.terms.columns.id))
-        order = self._order(path, numbers, rows)
-        if ids is not None and self.items.ids is not None:
-            other = ids[order] != self.items.ids[rows]
-            if other.any():
-                raise ScoreLogError(
-                    f"{path}: row {rows[int(other.argmax())] + 1} has another id than in the table ({int(other.sum())} ids "
-                    "differ): ids were edited, or the file is of another table; restore them"
-                )
-        return Filled(expert=[expert[place] for place in order.tolist()], right=right[order])
-
-    def _order(self, path: Path, numbers: Floats, rows: Integers) -> Integers:
-        """Return where each of some rows stands in a file; refuse a file with others."""
-        if np.isnan(numbers).any() or (numbers != np.floor(numbers)).any():
-            raise ScoreLogError(f"{path}: column 'row' must number every row; restore the numbers that were written")
-        given = numbers.astype(np.int64) - 1
-        distinct, counts = np.unique(given, return_counts=True)
+            right = (
+                _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else np.full(table.rows, np.nan)
+            )
+        counts = np.bincount(places[places >= 0], minlength=len(rows))
         problems = {
-            "twice": distinct[counts > 1],
-            "that were not given to experts (another draw's or table's)": np.setdiff1d(distinct, rows),
-            "missing": np.setdiff1d(rows, distinct),
+            "not given to experts: edited, or another draw's or table's": said[places < 0].tolist(),
+            "twice": list(dict.fromkeys(said[(places >= 0) & (counts[places] > 1)].tolist())),
+            "missing": [f"the item of row {row + 1} in the table" for row in rows[counts == 0].tolist()],
         }
         for problem, which in problems.items():
-            if len(which):
-                some = ", ".join(str(row + 1) for row in which[:_FEW].tolist())
+            if which:
                 raise ScoreLogError(
-                    f"{path}: {n_rows(len(which))} {problem}, such as {some}; keep the rows as they were written, and "
-                    "leave the label empty where there is none yet"
+                    f"{path}: {n_rows(len(which))} {problem}, such as {', '.join(which[:_FEW])} (column '{name}'); keep the "
+                    "rows as they were written, and leave the label empty where there is none yet"
                 )
-        place = np.empty(self.terms.items, np.int64)
-        place[given] = np.arange(len(given))
-        return place[rows]
+        order = np.argsort(places)
+        return Filled(expert=[expert[place] for place in order.tolist()], right=right[order])
+
+
+def _places_of(keys: Words, rows: Words) -> Integers:
+    """Return the place of each key among those of some rows; -1 if it is not among them."""
+    order = np.argsort(rows, kind="stable")
+    places = order[np.minimum(np.searchsorted(rows, keys, sorter=order), len(rows) - 1)] if len(rows) else keys
+    return np.where(rows[places] == keys, places, -1) if len(rows) else np.full(len(keys), -1)
 
 
 def open_batch(folder: str | Path, source: object = None, *, secret: ProjectSecret | None = None) -> DrawnBatch:
@@ -933,12 +1187,12 @@ def open_batch(folder: str | Path, source: object = None, *, secret: ProjectSecr
     terms.check(secret, str(folder / TERMS))
     source = _place(folder, terms.table) if source is None else source
     with open_items(source) as table:
-        items = read_items(table, terms.columns, marked=False)
+        items = read_items(table, terms.columns, marked=False, pilot=terms.pilot > 0)
         if items.digest != terms.digest or len(items.risk) != terms.items:
             raise ScoreLogError(
                 f"{table.source}: {_what_changed(folder, terms, items)}; restore the table that was drawn from"
             )
-    return DrawnBatch(source=source, terms=terms, items=items, draw=terms.drawn(secret))
+    return DrawnBatch(source=source, terms=terms, items=items, draw=terms.drawn(secret, items.names))
 
 
 def read_labels(folder: str | Path, source: object = None) -> BatchLabels:
@@ -980,7 +1234,9 @@ def _what_changed(folder: Path, terms: BatchTerms, items: BatchItems) -> str:
         before = np.load(folder / _HASHES)
     except (OSError, ValueError):
         return f"it was changed since the draw ({where})"
-    changed = np.flatnonzero(before != items.hashes) if before.shape == items.hashes.shape else np.zeros(0, np.int64)
+    changed = np.flatnonzero(~np.isin(items.hashes, before)) if before.dtype == np.uint64 else np.zeros(0, np.int64)
+    if not len(changed):
+        return "its rows are in another order than at the draw, and have no ids by which they could be told apart"
     first = f", the first is row {changed[0] + 1}" if len(changed) else ""
     return f"{n_rows(len(changed), 'was', 'were')} changed since the draw{first} ({where})"
 
@@ -1073,6 +1329,7 @@ def plan_batch(
     error: Number,
     confidence: Number = 0.95,
     samples: Sequence[int] = (),
+    pilot: int = 0,
     columns: BatchColumns | None = None,
 ) -> BatchPlan:
     """Show what samples of several sizes may save, by the confidences of the machine, which may be wrong.
@@ -1084,6 +1341,7 @@ def plan_batch(
         error: the largest share of all items that may be kept with a wrong machine label.
         confidence: the probability of the promise.
         samples: sizes to show; by default some that are usual for as many items.
+        pilot: how many of the items of a sample train a score; what that gains cannot be foreseen, and is not in the table.
         columns: as for `draw_batch`.
 
     Raises:
@@ -1099,14 +1357,15 @@ def plan_batch(
                 "expected from them; write 87 as 87% or 0.87, or draw without a plan"
             )
     n, risk = len(items.risk), np.sort(items.risk[items.labelled])
-    sizes = sorted(dict.fromkeys(samples)) or [size for size in _usual_samples(n) if size < n]
-    if not sizes or not all(0 < size <= n for size in sizes):
-        raise OptionError(f"a sample has 1 to {n} items; got {list(sizes)}")
+    sizes = sorted(dict.fromkeys(samples)) or [size for size in _usual_samples(n) if pilot < size < n]
+    if not sizes or not all(pilot < size <= n for size in sizes) or pilot < 0:
+        beyond = f", more than the {pilot} of the pilot" if pilot else ""
+        raise OptionError(f"a sample has 1 to {n} items{beyond}; got {list(sizes)}")
     expected = [np.cumsum(np.minimum(times * risk, 1.0)) for times in (1, 2)]
     rows = list[BatchPlanRow]()
     for size in sizes:
-        limit = hypergeometric_limit(n, wrong_allowed(float(share), n), size, level)
-        saved, twice = (_saved(wrong, size, limit, wrong_allowed(float(share), n), n) for wrong in expected)
+        limit = hypergeometric_limit(n - pilot, wrong_allowed(float(share), n), size - pilot, level)
+        saved, twice = (_saved(wrong, size, limit, wrong_allowed(float(share), n), n, pilot) for wrong in expected)
         rows.append(BatchPlanRow(sample=size, limit=limit, saved=saved, saved_if_twice=twice))
     best = max(rows, key=lambda row: row.saved + row.saved_if_twice)
     return BatchPlan(items=n, error=float(share), confidence=float(1 - level), best=best.sample, rows=tuple(rows))
@@ -1117,7 +1376,7 @@ def _usual_samples(n: int) -> list[int]:
     return sorted({1, *(lead * 10**k for k in range(2, 8) for lead in (1, 2, 3, 5)), n // 10, n // 5, n // 3} - {0, 1})
 
 
-def _saved(wrong: Floats, sample: int, limit: int, allowed: int, n: int) -> float:
+def _saved(wrong: Floats, sample: int, limit: int, allowed: int, n: int, pilot: int) -> float:
     """Return the share of items kept: up to where the sample is expected to hold one wrong item more than the limit."""
-    before = int(np.searchsorted(wrong, (limit + 1) * n / sample)) if limit >= 0 else 0
+    before = int(np.searchsorted(wrong, (limit + 1) * n / (sample - pilot))) if limit >= 0 else 0
     return max(before * (1 - sample / n), min(allowed, n - sample)) / n

@@ -531,6 +531,7 @@ def _wrong_batch(certificate: "Certificate") -> _Checks:
         "risk": (rule.risk, (rule.risk is not None) != below or not -inf < (rule.risk or 0.0) < inf),
         "tie": (rule.tie, (rule.tie is not None) != below),
         "kept": (rule.kept, not 0 <= rule.kept <= outside or (rule.kept > 0) == (rule.keeps == "none")),
+        "learned": (rule.learned, bool(rule.learned) and not promise.pilot),
         "wrong_at": (rule.wrong_at, list(rule.wrong_at) != sorted(set(rule.wrong_at) & set(range(n)))),
         "empirical_risk": (evidence.empirical_risk, not 0 <= evidence.empirical_risk <= 1),
         "missing_guardian_rows": (
@@ -855,6 +856,9 @@ def _batch_facts(rule: Cutoff, promise: Batch, evidence: Evidence) -> list[tuple
             f"{round(evidence.empirical_risk * certify)} of {certify} wrong; cutoff after {promise.limit}",
         ),
     ]
+    if promise.pilot:
+        score = f"; score learned from {', '.join(rule.learned)}" if rule.learned else ""
+        facts.append(("pilot", f"the first {promise.pilot} items of the sample, which do not certify{score}"))
     if promise.draw > 1:
         facts.append(("draws", f"the {promise.draw - 1} earlier of these items included"))
     if evidence.missing_guardian_rows:

@@ -283,6 +283,7 @@ class Cutoff(_Part, tag="cutoff", frozen=True, kw_only=True):
         tie: the draw that orders it among items of equal risk; None unless `keeps` is "below".
         kept: how many machine labels are kept.
         wrong_at: places of wrong items of the sample in the order of risk, from 0, for a figure: each, or some if many.
+        learned: what the risk was learned from on the pilot; empty if it is as it was stated.
     """
 
     keeps: Literal["below", "all", "none"]
@@ -290,6 +291,7 @@ class Cutoff(_Part, tag="cutoff", frozen=True, kw_only=True):
     tie: int | None
     kept: int
     wrong_at: tuple[int, ...] = ()
+    learned: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:

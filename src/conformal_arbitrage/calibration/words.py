@@ -126,6 +126,7 @@ def _batch_guarantee(rule: Rule, promise: Promise, evidence: Evidence) -> str:
         "Nothing is assumed about the items, the machine or its confidence.",
         _KEEPS[rule.keeps].format(risk=repr(rule.risk)),
         _PILOT.format(pilot=promise.pilot) if promise.pilot else "",
+        f"The score was learned from {', '.join(rule.learned)}." if rule.learned else "",
         f"Of the {certify} items that certify, {evidence.missing_guardian_rows} without a verdict count as wrong.",
         "Experts are the truth here; an item that no expert can label is delivered as undecided and not counted. Nothing is "
         "promised for a subgroup or for any other item.",
@@ -152,8 +153,8 @@ def _batch_summary(rule: Rule, promise: Promise, evidence: Evidence) -> str:
 
 
 _PILOT = (
-    "{pilot} of the drawn items, set beforehand, trained the score by which the others are ordered; they have the experts' "
-    "labels and do not certify."
+    "The first {pilot} of the drawn items, a number set beforehand, may train the score by which the others are ordered, "
+    "and no other verdict does; they have the experts' labels and do not certify."
 )
 
 

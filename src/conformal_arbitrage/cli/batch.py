@@ -46,6 +46,10 @@ _columns = options.chained(
     click.option("--truth-column", metavar="NAME", help="Column of labels that experts have given already."),
     click.option("--id-column", metavar="NAME", help="Column of ids.  [default: id, if there is one]"),
 )
+_pilot = click.option(
+    "--pilot", type=click.IntRange(0), default=0, metavar="P",
+    help="So many of the sample train a score, by which the other items are ordered; they do not certify.",
+)  # fmt: skip
 
 
 @click.group("batch", cls=options.WrappingGroup)
@@ -66,17 +70,21 @@ def batch_command() -> None:
 @click.option(
     "--sample", "samples", type=click.IntRange(1), multiple=True, metavar="K", help="A size to show; may be repeated."
 )
+@_pilot
 @_columns
 @options.as_json
 def batch_plan_command(
-    table: str, *, error: str, confidence: str, samples: tuple[int, ...], as_json: bool, **named: str | None
+    table: str, *, error: str, confidence: str, samples: tuple[int, ...], pilot: int, as_json: bool, **named: str | None
 ) -> None:
     """Show how many labels samples of several sizes may save, by what the machine says of itself.
+
+    What a pilot's score gains cannot be foreseen: with --pilot the table shows what it costs.
 
     \b
     arbitrage batch plan answers.csv --error 0.05 --confidence 0.95
     """
-    plan = plan_batch(table, error=error, confidence=confidence, samples=samples, columns=_columns_named(table, named))
+    columns = _columns_named(table, named)
+    plan = plan_batch(table, error=error, confidence=confidence, samples=samples, pilot=pilot, columns=columns)
     if as_json:
         print_json(plan)
     else:
@@ -109,6 +117,9 @@ def _show_plan(plan: BatchPlan) -> None:
 @click.argument("table")
 @_promise
 @click.option("--sample", type=click.IntRange(1), required=True, metavar="K", help="Items that experts label.")
+@_pilot
+@click.option("--group-column", metavar="NAME", help="Column of groups, such as languages, for the pilot's score.")
+@click.option("--text-column", metavar="NAME", help="Column of texts for it, as vectors; needs the extra text.")
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="A new folder for the batch.")
 @click.option("--show-answers", is_flag=True, help="Show experts the machine's labels, which may sway them.")
 @_columns
@@ -119,6 +130,7 @@ def batch_draw_command(
     error: str,
     confidence: str,
     sample: int,
+    pilot: int,
     output: str,
     show_answers: bool,
     as_json: bool,
@@ -132,7 +144,7 @@ def batch_draw_command(
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch
     """
     columns = _columns_named(table, named)
-    batch = draw_batch(table, error=error, confidence=confidence, sample=sample, columns=columns)
+    batch = draw_batch(table, error=error, confidence=confidence, sample=sample, pilot=pilot, columns=columns)
     begun = (Path(output) / TERMS).exists()
     batch.write(output, show_answers=show_answers)
     if as_json:
@@ -159,6 +171,8 @@ def _say_draw(batch: DrawnBatch, *, begun: bool) -> None:
         ),
         ("promise", f"at most {terms.error:g} of all items kept with a wrong label, probability {terms.promised:g}"),
     ]
+    if terms.pilot:
+        facts.append(("pilot", f"the first {terms.pilot} items of the sample train a score, the others certify"))
     if columns.truth is not None:
         facts.append(("experts", f"what {columns.truth} says already is filled in"))
     if items.converted:
@@ -196,6 +210,10 @@ def batch_certify_command(folder: str, *, table: str | None, as_json: bool) -> N
         warn(
             f"{len(unsaid)} items of the sample have no verdict ({waiting} not labelled yet) and count as wrong, such as "
             f"rows {some}; label them and certify again"
+        )
+    if batch.draw.pilot and isinstance(certificate.rule, Cutoff) and not certificate.rule.learned:
+        warn(
+            "hardly any label of the pilot is wrong, or right, so that no score was learned: items stand by confidence"
         )
     print_facts(certificate.facts())
     click.echo(f"\n{wrapped(certificate.summary)}\n")
@@ -242,6 +260,8 @@ def _columns_named(table: str, named: dict[str, str | None]) -> BatchColumns:
         confidence=named["confidence_column"] or called["confidence"] or "confidence",
         id=named["id_column"] or called["id"],
         truth=named["truth_column"] or called["truth"],
+        group=named.get("group_column"),
+        text=named.get("text_column"),
     )
 
 
@@ -250,6 +270,7 @@ def _terms(batch: DrawnBatch) -> dict[str, Any]:
     return {
         "items": terms.items,
         "sample": terms.sample,
+        "pilot": terms.pilot,
         "error": terms.error,
         "confidence": terms.promised,
         "draw": terms.draw,

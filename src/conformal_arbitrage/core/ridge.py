@@ -248,7 +248,7 @@ def _length(rows: FeatureRows) -> Floats:
 STRENGTHS = (1.0, 5.0, 30.0, 300.0)
 """Of the penalty, in the order of preference among equals; the margin comes before all of them."""
 TICKS, SHIFT = 1e9, 0.3819660112501051
-"""Scores are compared as whole ticks, whose edges are shifted off simple fractions; see `_rounded`."""
+"""Scores are compared as whole ticks, whose edges are shifted off simple fractions; see `rounded`."""
 _QUERIES_AT_ONCE = 300_000
 
 
@@ -487,7 +487,7 @@ def left_out_kept(variants: Sequence[RidgeFits], *, budget: int, with_margin: bo
     """
     fits, scores = variants[0], [-variants[0].margin] if with_margin else []
     for each in variants:
-        scores += [_rounded(one) for one in each.size - (each.size - each.fitted) / (1 - each.leverage)]
+        scores += [rounded(one) for one in each.size - (each.size - each.fitted) / (1 - each.leverage)]
     best, chosen = np.zeros(len(fits.size), np.bool_), scores[0]
     for score in scores:
         lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
@@ -561,24 +561,24 @@ def _left_out_scores(
     across *= gain[:, None]
     across += 1 - fits.leverage[k]
     moved /= across
-    scores, predicted = _rounded(np.subtract(fits.size, moved, out=moved)), _rounded(unrounded)
+    scores, predicted = rounded(np.subtract(fits.size, moved, out=moved)), rounded(unrounded)
     for place, rows in copies:
         scores[place, rows] = predicted[place]
     return scores, predicted
 
 
-def _rounded(values: Floats) -> Floats:
+def rounded(values: Floats) -> Floats:
     """Round scores to nine decimals, so that scores equal by symmetry tie whatever the noise of the last digits.
 
     The edges between two roundings lie at places that no such score has: shares such as 1 / 1024 lie exactly between two
     decimals.
     """
-    rounded = values * TICKS
-    rounded += SHIFT
-    np.rint(rounded, out=rounded)
-    rounded -= SHIFT
-    rounded /= TICKS
-    return rounded
+    ticks = values * TICKS
+    ticks += SHIFT
+    np.rint(ticks, out=ticks)
+    ticks -= SHIFT
+    ticks /= TICKS
+    return ticks
 
 
 def _query_weight(unseen: Floats, penalty: float) -> Floats:

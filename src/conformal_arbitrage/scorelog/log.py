@@ -1092,10 +1092,10 @@ def row_hashes(digits: int, offsets: Integers, arrays: Iterable[NDArray[Any]], i
     rows = ((digits << 32) + sizes).astype(np.uint64) * _ODD
     for number, values in enumerate(arrays):
         bits = (values + 0.0).view(np.uint64)  # -0.0 becomes 0.0
-        rows += _sums(_mixed(bits + (places + np.uint64(number << 32)) * _ODD), offsets)
+        rows += _sums(mixed(bits + (places + np.uint64(number << 32)) * _ODD), offsets)
     if ids is not None:
-        rows += _mixed(_text_hashes(ids))
-    return _mixed(rows)
+        rows += mixed(_text_hashes(ids))
+    return mixed(rows)
 
 
 def cell_hashes(cells: Floats | TextBytes) -> Words:
@@ -1104,7 +1104,7 @@ def cell_hashes(cells: Floats | TextBytes) -> Words:
     for start in range(0, len(cells), AT_ONCE):
         block = slice(start, min(start + AT_ONCE, len(cells)))
         some = cells[block]
-        hashes[block] = _mixed(_text_hashes(some) if isinstance(some, TextBytes) else (some + 0.0).view(np.uint64))
+        hashes[block] = mixed(_text_hashes(some) if isinstance(some, TextBytes) else (some + 0.0).view(np.uint64))
     return hashes
 
 
@@ -1122,7 +1122,7 @@ def _text_hashes(texts: TextBytes) -> Words:
 
 def _word_sums(words: Words) -> Words:
     """Return a weighted sum over the words of each text; zeros at its end do not matter."""
-    weights = _mixed(np.arange(1, words.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
+    weights = mixed(np.arange(1, words.shape[1] + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
     sums = np.zeros(len(words), np.uint64)
     for weight, column in zip(weights, words.T, strict=True):
         sums += (column ^ (column >> np.uint64(32))) * weight  # a product carries no high bits down
@@ -1133,7 +1133,7 @@ def _byte_sums(texts: TextBytes) -> Words:
     """Return a weighted sum over the bytes of each text."""
     bounds = texts.bounds - texts.bounds[0]
     places = _places(bounds)
-    weights = _mixed(np.arange(1, int(places.max(initial=0)) + 2, dtype=np.uint64) * _ODD)
+    weights = mixed(np.arange(1, int(places.max(initial=0)) + 2, dtype=np.uint64) * _ODD)
     data = texts.data[texts.bounds[0] : texts.bounds[-1]]
     return _sums((data + np.uint64(1)) * weights[places.astype(np.int64)], bounds)
 
@@ -1150,7 +1150,7 @@ def _sums(words: Words, bounds: Integers) -> Words:
     return total[bounds[1:]] - total[bounds[:-1]]
 
 
-def _mixed(words: Words) -> Words:
+def mixed(words: Words) -> Words:
     """Mix the bits of each word, in place, so that each of them matters to all."""
     for bits, factor in _STEPS:
         words ^= words >> np.uint64(bits)
