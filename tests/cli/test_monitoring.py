@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from conformal_arbitrage.calibration.secret import ProjectSecret
-from conformal_arbitrage.live.report import Month, figure_svg
+from conformal_arbitrage.gateway.console.report import Month
 from conformal_arbitrage.store import LedgerKey, integrity, open_store, policies
 from tests.cli import test_cli
 from tests.live.ledgers import MODELS, certificate, draw_rows, fill, losses, settle_served
@@ -284,10 +284,6 @@ def test_months_are_calendar_months():
     assert december.has(december.start)
     assert not december.has(december.end)
     assert not december.has(None)
-
-
-def test_a_figure_without_enough_audits_is_left_out():
-    assert figure_svg([], [], start=0.0, stop=1.0) == ""
 
 
 def test_reading_creates_no_database(run):

@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 
 from conformal_arbitrage.gateway.console.policy import Courses
-from conformal_arbitrage.gateway.console.render import Pages
+from conformal_arbitrage.gateway.console.render import environment
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.store import LedgerKey, SQLiteStore, events
 from conformal_arbitrage.store import ledger as stored_ledger
@@ -106,9 +106,8 @@ def test_rows_to_look_at_take_what_the_wanted_ones_take(path):
 
 def test_no_template_takes_long_to_compile():
     """The largest one decides how much a gateway grows by its first pages, and never gives back."""
-    sizes = {
-        name: len(Pages()._templates.loader.get_source(None, name)[0]) for name in Pages()._templates.list_templates()
-    }
+    templates = environment()
+    sizes = {name: len(templates.loader.get_source(None, name)[0]) for name in templates.list_templates()}
     assert len(sizes) >= 8
     assert not {name: size for name, size in sizes.items() if size > LARGEST_TEMPLATE}
 

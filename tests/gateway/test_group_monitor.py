@@ -134,7 +134,7 @@ def on_the_command_line(made):
     month, page = time.strftime("%Y-%m", time.gmtime()), made.folder / "page.html"
     run("report", "support", "--month", month, "-o", str(page))
     text = page.read_text()
-    assert "<th>Group, the one that matters most</th><td>hard</td>" in text
+    assert '<th scope="row">Group, the one that matters most</th><td>hard</td>' in text
     assert "group easy" in text
     assert "group hard: losses" in text
 

@@ -158,7 +158,7 @@ def test_what_is_allowed_by_name_is_promised_nowhere(tmp_path, name):
         command = ["report", "support", "--month", month, "-o", str(path), "--config", str(gate.path)]
         result = CliRunner().invoke(cli, command)
         assert result.exit_code == 0, result.output
-        assert f"Decisions without a guarantee: 3 (100.0 %). Why: {reason} (3)." in path.read_text()
+        assert f"Decisions without a guarantee: 3 (100\u00a0%). Why: {reason} (3)." in path.read_text()
 
 
 def test_many_groups_have_their_limits_computed_once(monkeypatch):

@@ -5,6 +5,7 @@ import time
 from datetime import UTC, datetime
 
 import click
+import numpy as np
 from rich import box
 from rich.live import Live
 from rich.markup import escape
@@ -12,9 +13,8 @@ from rich.table import Table
 
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import console, print_facts, print_json, warn, wrapped
-from conformal_arbitrage.evaluation.show import save_history
+from conformal_arbitrage.evaluation.show import DrawnLedger, DrawnMoment, save_history
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.live.report import Month, drawn_ledgers, drawn_moments, read_month, report_page
 from conformal_arbitrage.live.service import (
     PolicyHistory,
     PolicyStanding,
@@ -23,8 +23,10 @@ from conformal_arbitrage.live.service import (
     read_standings,
 )
 from conformal_arbitrage.monitoring.lines import AMBER_EVIDENCE, RED_EVIDENCE
+from conformal_arbitrage.monitoring.monitor import ledger_history
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store import Store
+from conformal_arbitrage.store import AlarmBody, Store
+from conformal_arbitrage.types import DAY
 
 # --- monitor ---
 
@@ -147,6 +149,38 @@ def _save(config: str, policy: str, figure: str, group: str) -> None:
     now = time.time()
     title = f"{policy}{f', {group}' if group else ''}: loss of audited decisions"
     save_history(drawn_ledgers(history, now, group=group), drawn_moments(history), figure, title=title)
+
+
+def drawn_ledgers(history: PolicyHistory, now: float, *, group: str = "") -> list[DrawnLedger]:
+    """Return the ledgers of a policy, or of one of its groups, to draw, by days since 1970; empty ones are left out."""
+    drawn: list[DrawnLedger] = []
+    starts = sorted(moment.x for moment in drawn_moments(history) if moment.kind != "red")
+    for ledger in history.ledgers:
+        if ledger.lines is None or not len(ledger.rows) or ledger.key.group != group:
+            continue
+        past = ledger.rows.due <= now
+        unknown = np.isnan(ledger.rows.loss)
+        points = ledger_history(ledger.lines, ledger.rows.loss, (unknown & past).astype(np.float64))
+        days = ledger.rows.drawn / DAY
+        ended = min([start for start in starts if start > days[-1]], default=now / DAY)
+        bound = 1.0 if ledger.certificate is None else ledger.certificate.loss_bound
+        drawn.append(
+            DrawnLedger(x=days[points.audits - 1], start=float(days[0]), stop=ended, history=points, bound=bound)
+        )
+    return drawn
+
+
+def drawn_moments(history: PolicyHistory) -> list[DrawnMoment]:
+    """Return installations, alarms and lifts of a policy to mark, in order."""
+    moments = [
+        DrawnMoment(kind="installed", x=version.installed / DAY, text=f"version {version.version}")
+        for version in history.versions
+    ]
+    for notice in history.notices:
+        kind = "red" if isinstance(notice.body, AlarmBody) else "lifted"
+        text = f"red: {notice.body.cause}" if isinstance(notice.body, AlarmBody) else "lifted"
+        moments.append(DrawnMoment(kind=kind, x=(notice.body.at or 0.0) / DAY, text=text))
+    return sorted(moments, key=lambda moment: moment.x)
 
 
 def _table(standings: list[PolicyStanding], *, at: float | None = None) -> Table:
@@ -273,6 +307,8 @@ def report_command(policy: str, *, month: str, output: str, config: str, as_json
     \b
     arbitrage report support --month 2026-11 -o support-2026-11.html
     """
+    from conformal_arbitrage.gateway.console.report import Month, read_month, report_page  # needs the gateway's extra
+
     configuration, which = read_config(config), Month.of(month)
     report = options.with_store(
         config,

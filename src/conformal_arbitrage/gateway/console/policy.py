@@ -25,7 +25,7 @@ from conformal_arbitrage.collecting.renewal import (
 )
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
 from conformal_arbitrage.gateway.audience import Caller, Views
-from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint, frontier_chart, loss_chart
+from conformal_arbitrage.gateway.console.charts import LossCourse, frontier_chart, loss_chart
 from conformal_arbitrage.gateway.console.render import (
     Pages,
     Visit,
@@ -39,12 +39,19 @@ from conformal_arbitrage.gateway.console.render import (
     sentence,
     visited_policy,
 )
+from conformal_arbitrage.gateway.console.report import (
+    FEWEST_DRAWN,
+    Savings,
+    guardian_cost,
+    loss_course,
+    saved,
+    summed,
+)
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
 from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import Config
-from conformal_arbitrage.live.report import Savings
 from conformal_arbitrage.live.service import ServedFigure, voided
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.monitor import LedgerCourse, Standing
@@ -63,7 +70,6 @@ from conformal_arbitrage.types import DAY
 
 
 _POINTS = 120
-_FEWEST_DRAWN = 5
 _ROWS_AT_ONCE = 2000
 _COMPUTING_SHARE, _LONGEST_KEPT = 20, 5.0
 """A course is computed again after so many times the time it took, and at most so many seconds, at the earliest."""
@@ -204,7 +210,7 @@ class Courses:
         self, ledger: Ledger, lines: Lines, bound: float, marks: list[tuple[float, str]]
     ) -> LossCourse | None:
         """Return the course of a ledger, of which a few thousand rows at a time are in memory."""
-        if ledger.rows < _FEWEST_DRAWN:
+        if ledger.rows < FEWEST_DRAWN:
             return None
         course, times, latest = LedgerCourse(lines, ledger.rows, points=_POINTS), list[float](), 0.0
         for after in range(0, ledger.rows, _ROWS_AT_ONCE):
@@ -217,13 +223,7 @@ class Courses:
             times += drawn[places].tolist()
             latest = max(latest, float(drawn.max(initial=0.0)))
         figures = await asyncio.to_thread(course.figures)
-        points = [
-            LossPoint(time=time, audits=int(audits), mean=bound * mean, lower=bound * lower, upper=bound * upper)
-            for time, audits, mean, lower, upper in zip(times, *(figure.tolist() for figure in figures), strict=True)
-            if audits >= _FEWEST_DRAWN
-        ]
-        red = None if lines.red is None or lines.red == lines.alpha else bound * lines.red
-        return LossCourse(points=points, alpha=bound * lines.alpha, red=red, marks=marks)
+        return loss_course(lines, bound, times, figures, marks)
 
 
 # --- The overview ---
@@ -354,33 +354,6 @@ def guardian_name(live: LivePolicy) -> str:
     """Return what the Guardian is called: its model, its name, the column that it replays, or its kind."""
     identity = live.pair.guardian.identity
     return str(next((identity[name] for name in ("model", "name", "column", "kind") if identity.get(name)), "unknown"))
-
-
-def summed(tallies: Sequence[PolicyTally]) -> dict[str, PolicyTally]:
-    """Return the counts of each policy, over all of its versions."""
-    sums: dict[str, PolicyTally] = {}
-    for tally in tallies:
-        so_far = sums.get(tally.policy, PolicyTally(policy=tally.policy, version=0))
-        names = PolicyTally.__struct_fields__[2:]
-        added = {name: getattr(so_far, name) + getattr(tally, name) for name in names}
-        sums[tally.policy] = msgspec.structs.replace(so_far, version=tally.version, **added)
-    return sums
-
-
-def saved(tally: PolicyTally) -> Savings:
-    """Return what was saved, as the report says it."""
-    return Savings.of(
-        priced=tally.decisions - tally.unknown_cost,
-        spent=tally.cost + tally.audit_cost,
-        calls=tally.guardian_calls + tally.audit_calls,
-        calls_cost=tally.guardian_cost + tally.audit_cost,
-    )
-
-
-def guardian_cost(tally: PolicyTally) -> float | None:
-    """Return what an answer of the Guardian costs on average; None if that is unknown."""
-    calls = tally.guardian_calls + tally.audit_calls
-    return (tally.guardian_cost + tally.audit_cost) / calls if calls else None
 
 
 def drawn(course: LossCourse) -> DrawnCourse:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -311,23 +311,25 @@ GATEWAY_WIDE = ("/console/review", "/console/team", "/console/health")
 """Pages about all policies, which a key that is bound to some does not open."""
 
 
+@cache
+def environment() -> "Environment":
+    """Return the templates, with what they can call."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+    )  # fmt: skip
+    filters: dict[str, Any] = {
+        "day": day, "moment": moment, "money": money, "percent": percent, "number": number, "loss": loss_text,
+        "seconds": seconds, "age": age, "counted": count_text, "sentence": sentence,
+    }  # fmt: skip
+    templates.filters.update(filters)
+    return templates
+
+
 class Pages:
     """Makes pages from templates, and serves the files they use."""
-
-    @cached_property
-    def _templates(self) -> "Environment":
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-        templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
-            trim_blocks=True, lstrip_blocks=True, auto_reload=False,
-        )  # fmt: skip
-        filters: dict[str, Any] = {
-            "day": day, "moment": moment, "money": money, "percent": percent, "number": number, "loss": loss_text,
-            "seconds": seconds, "age": age, "counted": count_text,
-        }  # fmt: skip
-        templates.filters.update(filters)
-        return templates
 
     @cached_property
     def _files(self) -> dict[str, bytes]:
@@ -351,14 +353,18 @@ class Pages:
             since: how far things had come when the page was made; empty for one that is never fetched again.
             values: what the template shows.
         """
-        text = self._templates.get_template(template).render(
-            visitor=visit.visitor,
-            csrf=visit.csrf,
-            path=visit.path,
-            navigation=_navigation(visit),
-            static=f"/console/static/{self.digest}",
-            since=since,
-            **values,
+        text = (
+            environment()
+            .get_template(template)
+            .render(
+                visitor=visit.visitor,
+                csrf=visit.csrf,
+                path=visit.path,
+                navigation=_navigation(visit),
+                static=f"/console/static/{self.digest}",
+                since=since,
+                **values,
+            )
         )
         return Response(
             text.encode("utf-8", "replace"), status_code=status, media_type="text/html; charset=utf-8"
