@@ -146,8 +146,8 @@ class Spent(Struct, frozen=True, kw_only=True):
         )
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum(first: int | None, other: int | None) -> int | None:
+    return None if first is None or other is None else first + other
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):

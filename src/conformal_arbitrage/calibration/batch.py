@@ -684,7 +684,8 @@ def learned_risk(items: BatchItems, pilot: Integers, wrong: Floats) -> tuple[Flo
         left_out = (loss - fits.fitted) / (1 - fits.leverage)
         errors = rounded((left_out**2).mean(axis=1))
         tried += [
-            (float(error), features, fits.rotation @ own) for error, own in zip(errors, fits.weights, strict=True)
+            (float(error), features, fits.rotation @ weights)
+            for error, weights in zip(errors, fits.weights, strict=True)
         ]
     _, features, weights = min(tried, key=lambda entry: entry[0])
     risk = np.full(len(items.risk), np.inf)
@@ -1212,10 +1213,10 @@ def _read_terms(folder: Path) -> BatchTerms:
         raise ConfigError(f"{folder / TERMS}: is damaged ({error}); restore it") from error
 
 
-def _same_draw(one: BatchTerms, other: BatchTerms) -> bool:
+def _same_draw(terms: BatchTerms, other: BatchTerms) -> bool:
     """Tell whether two terms are of the same draw, whenever it was asked for and wherever the table is."""
     elsewhere = {"created": "", "table": None, "signature": None}
-    return msgspec.structs.replace(one, **elsewhere) == msgspec.structs.replace(other, **elsewhere)
+    return msgspec.structs.replace(terms, **elsewhere) == msgspec.structs.replace(other, **elsewhere)
 
 
 def _place(folder: Path, table: str | None) -> str:

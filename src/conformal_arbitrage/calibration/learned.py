@@ -450,15 +450,17 @@ class LearnedScore:
         places, values = query_features(features, margin, top, exact, group, tokens, words, said)
         new = self.rows.rows.group is not None and bool(group) and group not in features.groups
         rules = self.rules()
-        one, with_answer = rules[-1].decide(places, values, u, margin, unseen=new), len(rules) > 1
+        decision, with_answer = rules[-1].decide(places, values, u, margin, unseen=new), len(rules) > 1
         if with_answer:
             without = len(places) - 2 * (said >= 0)
             plain = rules[0].decide(places[:without], values[:without], u, margin, unseen=new)
-            one, with_answer = (one, True) if one.kept_rows > plain.kept_rows else (plain, False)
-        name = "margin" if one.candidate == MARGIN else f"penalty {STRENGTHS[one.candidate - 1]:g}"
+            decision, with_answer = (decision, True) if decision.kept_rows > plain.kept_rows else (plain, False)
+        name = "margin" if decision.candidate == MARGIN else f"penalty {STRENGTHS[decision.candidate - 1]:g}"
         name += " with the answer" if with_answer else ""
         missing = self.missing(group, tokens, words, said)
-        return one.kept, LearnedUse(candidate=name, count=one.kept_rows, score=one.score, missing=missing)
+        return decision.kept, LearnedUse(
+            candidate=name, count=decision.kept_rows, score=decision.score, missing=missing
+        )
 
     def missing(
         self, group: str | None, tokens: float | None, words: Sequence[float] = (), answer: int = -1
@@ -479,12 +481,12 @@ class LearnedScore:
         return [name for name in sorted({*ours, *theirs}) if not _alike(ours.get(name), theirs.get(name))]
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if one is None or other is None or one.shape != other.shape:
+def _alike(array: Any, other: Any) -> bool:
+    if array is None or other is None or array.shape != other.shape:
         return False
-    if one.dtype.kind != "f":
-        return bool((one == other).all())
-    return bool(np.allclose(one, other, rtol=_TOLERANCE, atol=0.0, equal_nan=True))
+    if array.dtype.kind != "f":
+        return bool((array == other).all())
+    return bool(np.allclose(array, other, rtol=_TOLERANCE, atol=0.0, equal_nan=True))
 
 
 def sidecar_path(certificate: str | Path) -> Path:

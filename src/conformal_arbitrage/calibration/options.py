@@ -192,12 +192,12 @@ def refuse_combination(feature: Feature, *kinds: Kind) -> None:
             raise OptionError(f"{feature} and {kind} do not go together: {reason}")
 
 
-def unproved(kinds: Sequence[Kind], *asked: Feature) -> tuple[Feature, Kind, str] | None:
+def unproved(kinds: Sequence[Kind], *wanted: Feature) -> tuple[Feature, Kind, str] | None:
     """Return a feature among these kinds, or asked for besides, that has no proof with one of them; and why."""
     for feature in FEATURES:
         for kind in kinds:
             reason = refusal(feature, kind)
-            if reason is not None and (feature in kinds or feature in asked):
+            if reason is not None and (feature in kinds or feature in wanted):
                 return feature, kind, reason
     return None
 
@@ -218,8 +218,8 @@ def threshold_rows(rows: Sequence[Indices], fewest: int | None) -> list[Indices]
     """
     if fewest is None or not rows:
         return list(rows)
-    shared = np.sort(np.concatenate([own for own in rows if len(own) <= fewest] or [rows[0][:0]]))
-    return [shared if len(own) < fewest else own for own in rows]
+    shared = np.sort(np.concatenate([of_group for of_group in rows if len(of_group) <= fewest] or [rows[0][:0]]))
+    return [shared if len(of_group) < fewest else of_group for of_group in rows]
 
 
 def shared_size(sizes: Mapping[str, int], fewest: int) -> int:
@@ -425,8 +425,8 @@ class CalibrationOptions:
             raise OptionError(
                 "group_source= says what names a group: give by= (--by COLUMN), or a learned score's features"
             )
-        asked: tuple[Feature, ...] = ("guard",) if self.margins else ()
-        refused = unproved(self.kinds, *asked)
+        wanted: tuple[Feature, ...] = ("guard",) if self.margins else ()
+        refused = unproved(self.kinds, *wanted)
         if refused is not None:
             feature, kind, reason = refused
             raise OptionError(f"{feature} and {kind} do not go together: {reason}")

@@ -152,7 +152,7 @@ def tightened(
         return None
     earlier = predecessor.ancestry
     known = None if earlier is None else earlier.calibrated
-    own = CalibratedThreshold(relaxation=predecessor.relaxation, boundary_u=predecessor.boundary_u)
+    calibrated = CalibratedThreshold(relaxation=predecessor.relaxation, boundary_u=predecessor.boundary_u)
     before = document_sha256(predecessor.to_dict())
     ancestry = Ancestry(
         step="tightened",
@@ -162,7 +162,7 @@ def tightened(
         collected=0 if earlier is None else earlier.collected,
         root_sha256=chain.root_sha256,
         predecessor_sha256=before,
-        calibrated=known or own,
+        calibrated=known or calibrated,
     )
     higher = predecessor.with_threshold(raised.relaxation, raised.boundary_u)
     return replace(higher, ancestry=ancestry, secret_id=None, signature=None).worded()

@@ -135,10 +135,10 @@ def estimate_chains(
         cost = _estimated_cost(log, models, alpha, loss, missing, n=n, seed=seed)
         return ChainEstimate(models=models, cost=cost)
 
-    pairs = sorted((estimated((name,)) for name in cheaper), key=lambda one: one.cost)
+    pairs = sorted((estimated((name,)) for name in cheaper), key=lambda estimate: estimate.cost)
     best = {pair.models[0] for pair in pairs[:_BEST_PAIRS]}
     chains = [estimated((a, b)) for b in cheaper if b in best for a in cheaper if means[a] < means[b]]
-    return tuple(sorted((*pairs, *chains), key=lambda one: one.cost))
+    return tuple(sorted((*pairs, *chains), key=lambda estimate: estimate.cost))
 
 
 def _estimated_cost(

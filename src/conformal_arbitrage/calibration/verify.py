@@ -325,8 +325,8 @@ def options_of(certificate: Certificate, *, loss: Loss | None = None) -> Calibra
 def _in_place_of(certificate: Certificate, ancestry: Ancestry, recomputed: Certificate) -> Certificate:
     """Return what the log gives, put where a certificate stands in its chain."""
     if ancestry.calibrated is not None:
-        own = CalibratedThreshold(relaxation=recomputed.relaxation, boundary_u=recomputed.boundary_u)
-        ancestry = replace(ancestry, calibrated=own)
+        threshold = CalibratedThreshold(relaxation=recomputed.relaxation, boundary_u=recomputed.boundary_u)
+        ancestry = replace(ancestry, calibrated=threshold)
         recomputed = recomputed.with_threshold(certificate.relaxation, certificate.boundary_u)
     return replace(recomputed, ancestry=ancestry).worded()
 
@@ -362,6 +362,6 @@ def _learned_pairs(certificate: Certificate, recomputed: Certificate, log: Score
     }
     if not differing:
         some = log.select(np.linspace(0, len(log) - 1, min(len(log), _MOST_REPLAYED)).astype(np.int64))
-        kept = [tuple((~one.apply(some).deferred).nonzero()[0].tolist()) for one in (certificate, recomputed)]
+        kept = [tuple((~rule.apply(some).deferred).nonzero()[0].tolist()) for rule in (certificate, recomputed)]
         pairs["decisions"] = (kept[0], kept[1])
     return pairs

@@ -417,12 +417,12 @@ def _shared_promise(alpha: float, fewest: int) -> str:
 
 def _group_list(by: str, groups: Mapping[str, GroupThreshold], fewest: int) -> str:
     """Return which groups have a threshold, which share one, and which are deferred."""
-    own = {name: group for name, group in groups.items() if group.n >= fewest}
-    named = [f"{name} ({n_rows(group.n)})" for name, group in own.items() if group.relaxation is not None]
+    alone = {name: group for name, group in groups.items() if group.n >= fewest}
+    named = [f"{name} ({n_rows(group.n)})" for name, group in alone.items() if group.relaxation is not None]
     shared = [
         f"{name} ({n_rows(group.n)})"
         for name, group in groups.items()
-        if name not in own and group.relaxation is not None
+        if name not in alone and group.relaxation is not None
     ]
     deferred = [f"{name} ({n_rows(group.n)})" for name, group in groups.items() if group.relaxation is None]
     parts = [f"Groups are given by '{by}'."]

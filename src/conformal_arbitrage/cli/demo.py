@@ -209,8 +209,8 @@ def _serve(folder: Path, log: ScoreLog) -> Served:
     """
     config = read_config(folder / "arbitrage.toml")
     rest = np.random.default_rng(0).permutation(len(log))[CALIBRATION : CALIBRATION + QUESTIONS].tolist()
-    with TemporaryDirectory(prefix="arbitrage-demo-") as own:
-        listening = structs.replace(config.gateway, port=0, database=str(Path(own) / "decisions.sqlite"))
+    with TemporaryDirectory(prefix="arbitrage-demo-") as scratch:
+        listening = structs.replace(config.gateway, port=0, database=str(Path(scratch) / "decisions.sqlite"))
         answers = asyncio.run(_through_the_gateway(structs.replace(config, gateway=listening), log, rest))
     if answers is None:
         raise KeyboardInterrupt

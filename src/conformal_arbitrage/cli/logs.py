@@ -116,9 +116,9 @@ def _ask_files(kind: str) -> tuple[str, ...]:
 def _show_start(start: QuickStart, output: str, *, as_json: bool) -> None:
     if as_json:
         written = None if start.configuration is None else output
-        print_json({"found": start.found, "configuration": written, "commands": list(start.commands)})
+        print_json({"found": start.summary, "configuration": written, "commands": list(start.commands)})
         return
-    click.echo(wrapped(f"Found: {start.found}."))
+    click.echo(wrapped(f"Found: {start.summary}."))
     if start.configuration is not None:
         click.echo(f"Written: {output}")
     click.echo("Next:\n  " + "\n  ".join(start.commands))
@@ -453,8 +453,8 @@ def split_command(
     \b
     arbitrage split log.parquet explore.parquet certify.parquet --share 0.3
     """
-    for one, other in ((log, explore), (log, certify), (explore, certify)):
-        options.refuse_same(one, other)
+    for left, other in ((log, explore), (log, certify), (explore, certify)):
+        options.refuse_same(left, other)
         file_format(Path(other))
     scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
     parts = split(scores, share=share, seed=seed)

@@ -565,12 +565,12 @@ def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> No
 
 
 def _show_path_decision(decision: Decision, certificate: Certificate) -> None:
-    asked = [*certificate.path.chain.models, certificate.path.guardian][: len(decision.legs)]
+    models = [*certificate.path.chain.models, certificate.path.guardian][: len(decision.legs)]
     print_facts(
         [
             ("answer", _answer(decision)),
-            ("answered by", asked[-1] if decision.decided_by != "fallback" else "the safe answer"),
-            ("asked", ", ".join(asked)),
+            ("answered by", models[-1] if decision.decided_by != "fallback" else "the safe answer"),
+            ("asked", ", ".join(models)),
             ("guarantee", _promise(decision, certificate)),
             ("id", str(decision.id)),
         ]

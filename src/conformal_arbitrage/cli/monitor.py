@@ -104,13 +104,13 @@ def _of_group(standings: list[PolicyStanding], group: str | None) -> list[Policy
     Raises:
         UsageError: there is no ledger of that name.
     """
-    own = [entry for entry in standings if group is None or entry.ledger.key.group == group]
-    if standings and not own:
+    shown = [entry for entry in standings if group is None or entry.ledger.key.group == group]
+    if standings and not shown:
         names = (
             ", ".join(dict.fromkeys(entry.ledger.key.group for entry in standings if entry.ledger.key.group)) or "none"
         )
         raise click.UsageError(f"there is no ledger of a group {group!r:.80}; there are {names}")
-    return own
+    return shown
 
 
 def _drawn_group(standings: list[PolicyStanding]) -> str:

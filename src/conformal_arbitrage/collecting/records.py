@@ -82,24 +82,25 @@ def session_log(
     sessions: dict[str, list[SessionTurn]] = {}
     for turn in turns:
         sessions.setdefault(turn.session, []).append(turn)
-    open_since = min((own[0].at for own in sessions.values() if own[-1].at + idle > now), default=float("inf"))
-    over = {name: own for name, own in sessions.items() if own[0].at < open_since}
+    open_since = min((turns[0].at for turns in sessions.values() if turns[-1].at + idle > now), default=float("inf"))
+    over = {name: turns for name, turns in sessions.items() if turns[0].at < open_since}
     if not over:
         raise StoreError(f"no session is over yet; one ends {idle:g} seconds after its last turn")
-    losses = np.array([np.mean([turn.loss for turn in own]) for own in over.values()])
+    losses = np.array([np.mean([turn.loss for turn in turns]) for turns in over.values()])
     best = np.where(np.isnan(losses), _NAN, 1.0)
     grades = [
-        [np.mean([t.guardian_grade for t in own]), np.mean([t.primary_grade for t in own])] for own in over.values()
+        [np.mean([t.guardian_grade for t in turns]), np.mean([t.primary_grade for t in turns])]
+        for turns in over.values()
     ]
     log = ScoreLog.from_arrays(
-        np.array([[0.0, own[0].confidence] for own in over.values()]),
+        np.array([[0.0, turns[0].confidence] for turns in over.values()]),
         np.column_stack([best, 1.0 - losses]),
         id=list(over),
         actions=[ROUTER_ACTIONS] * len(over),
         outcomes={"correct": np.array(grades)},
         identities=None if identities is None else {**identities, "session": {"idle": idle}},
     )
-    return replace(log, extra={**log.extra, SESSION_TURNS: strings([str(len(own)) for own in over.values()])})
+    return replace(log, extra={**log.extra, SESSION_TURNS: strings([str(len(turns)) for turns in over.values()])})
 
 
 # --- Calibration rows of the store as a score log, and the rows of a log for the store ---

@@ -174,18 +174,18 @@ def _add_menu(places: list[int], values: list[float], start: int, top: int, scor
         return
     share = [score / total for score in scores]
     for level in _LEVELS:
-        for place, one in enumerate(share, start):
-            if one > level:
+        for place, part in enumerate(share, start):
+            if part > level:
                 places.append(place)
-                values.append(3 * (one - level))
+                values.append(3 * (part - level))
         start += size
     start += top * (size - 1)
     del share[top]
     for level in _PAIR_LEVELS:
-        for place, one in enumerate(share, start):
-            if one > level:
+        for place, part in enumerate(share, start):
+            if part > level:
                 places.append(place)
-                values.append(3 * (one - level))
+                values.append(3 * (part - level))
         start += size * (size - 1)
 
 
@@ -405,7 +405,9 @@ def decide_variants(
             fits, features[:, : len(fits.rotation)], u, margin, budgets=budgets, unseen=unseen,
             with_margin=with_margin and place == 0,
         )  # fmt: skip
-        numbered = [replace(one, candidate=one.candidate + place * len(fits.strengths)) for one in decided]
+        numbered = [
+            replace(decisions, candidate=decisions.candidate + place * len(fits.strengths)) for decisions in decided
+        ]
         best = [_best_of(*pair) for pair in zip(best, numbered, strict=True)] if best else numbered
     return best
 
@@ -435,8 +437,8 @@ def decide_budgets(
 
     Queries that are alike but for their draws share them too.
     """
-    own = np.zeros(len(u)) if unseen is None else unseen
-    described = np.ascontiguousarray(np.column_stack([features, margin, own]))
+    new_groups = np.zeros(len(u)) if unseen is None else unseen
+    described = np.ascontiguousarray(np.column_stack([features, margin, new_groups]))
     as_bytes = described.view(np.dtype((np.void, described.dtype.itemsize * described.shape[1])))[:, 0]
     _, first, kind = np.unique(as_bytes, return_index=True, return_inverse=True)
     order = np.argsort(kind, kind="stable")
@@ -445,7 +447,7 @@ def decide_budgets(
     for a in range(0, len(first), step):
         some = first[a : a + step]
         queries = order[slice(*np.searchsorted(kind[order], [a, a + len(some)]))]
-        kinds = _Kinds(features=features[some], margin=margin[some], unseen=own[some], member=kind[queries] - a)
+        kinds = _Kinds(features=features[some], margin=margin[some], unseen=new_groups[some], member=kind[queries] - a)
         parts.append(_decide_block(fits, kinds, u[queries], budgets, with_margin=with_margin))
     back = np.argsort(order, kind="stable")
     return [_joined([part[k] for part in parts], back) for k in range(len(budgets))]
@@ -487,7 +489,7 @@ def left_out_kept(variants: Sequence[RidgeFits], *, budget: int, with_margin: bo
     """
     fits, scores = variants[0], [-variants[0].margin] if with_margin else []
     for each in variants:
-        scores += [rounded(one) for one in each.size - (each.size - each.fitted) / (1 - each.leverage)]
+        scores += [rounded(residuals) for residuals in each.size - (each.size - each.fitted) / (1 - each.leverage)]
     best, chosen = np.zeros(len(fits.size), np.bool_), scores[0]
     for score in scores:
         lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
@@ -525,14 +527,16 @@ def _decide_block(
     ]
     for number in range(0 if with_margin else 1, len(fits.strengths) + 1):
         if number == 0:
-            rows, own = _by_margin(fits, kinds.margin)
+            rows, query_scores = _by_margin(fits, kinds.margin)
         else:
-            rows, own = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
+            rows, query_scores = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
         for k, budget in enumerate(budgets):
-            counted, stands = _judged(rows, own, fits, u, budget, member)
-            candidate = LearnedDecisions(kept=stands, candidate=np.full(n, number), count=counted, score=own[member])
+            counted, stands = _judged(rows, query_scores, fits, u, budget, member)
+            candidate = LearnedDecisions(
+                kept=stands, candidate=np.full(n, number), count=counted, score=query_scores[member]
+            )
             best[k] = _best_of(best[k], candidate)
-    return [replace(one, kept=one.kept & (kinds.margin > 0)[member]) for one in best]
+    return [replace(decisions, kept=decisions.kept & (kinds.margin > 0)[member]) for decisions in best]
 
 
 def _by_margin(fits: RidgeFits, margin: Floats) -> tuple[Floats, Floats]:
@@ -551,10 +555,10 @@ def _left_out_scores(
     query = features @ fits.rotation
     shrunk = query / (fits.curvature + fits.strengths[k])
     across = shrunk @ fits.rotated.T
-    own = np.einsum("qa,qa->q", shrunk, query)
+    norms = np.einsum("qa,qa->q", shrunk, query)
     unrounded = query @ fits.weights[k]
     weight = 1.0 if unseen is None else _query_weight(unseen, float(fits.strengths[k]) * fits.unseen_penalty)
-    gain = 1 / (1 / weight + own)
+    gain = 1 / (1 / weight + norms)
     moved = across * ((unrounded - 1) * gain)[:, None]
     moved += fits.size - fits.fitted[k]
     across *= across
@@ -599,20 +603,20 @@ def _copies(fits: RidgeFits, features: Floats) -> list[tuple[int, Indices]]:
 
 
 def _judged(
-    scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
+    scores: Floats, query_scores: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
 ) -> tuple[Integers, Bools]:
     """Return how many rows a score keeps where every gain counts as a loss, and whether each query is kept."""
-    count, stands = _count(scores, own, fits, u, budget, member)
-    return count, _passes(scores, own, fits, u, budget, member) if fits.gains else stands
+    count, stands = _count(scores, query_scores, fits, u, budget, member)
+    return count, _passes(scores, query_scores, fits, u, budget, member) if fits.gains else stands
 
 
-def _passes(scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices) -> Bools:
+def _passes(scores: Floats, query_scores: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices) -> Bools:
     """Return which queries come before the sum of losses, with one more, first exceeds the budget."""
     rows = fits.loss_rows[np.lexsort((-fits.loss[fits.loss_rows], fits.u[fits.loss_rows]))]
     values = scores[:, rows]
     highest = _highest_sums(fits.loss[rows][np.argsort(values, axis=1, kind="stable")])
-    place = np.count_nonzero(values < own[:, None], axis=1)[member]
-    tied = values == own[:, None]
+    place = np.count_nonzero(values < query_scores[:, None], axis=1)[member]
+    tied = values == query_scores[:, None]
     for k in np.flatnonzero(tied.any(axis=1)).tolist():
         queries = slice(*np.searchsorted(member, [k, k + 1]))
         place[queries] += np.searchsorted(fits.u[rows[tied[k]]], u[queries], side="right")
@@ -620,7 +624,7 @@ def _passes(scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int
 
 
 def _count(
-    scores: Floats, own: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
+    scores: Floats, query_scores: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
 ) -> tuple[Integers, Bools]:
     """Return how many rows come before the budget is spent, the query among them, and whether it is one of them.
 
@@ -636,13 +640,13 @@ def _count(
         member: the kind of each query, ascending.
     """
     lossy = fits.loss_rows
-    values = np.concatenate([scores[:, lossy], own[:, None]], axis=1)
+    values = np.concatenate([scores[:, lossy], query_scores[:, None]], axis=1)
     if values.shape[1] <= budget:
         return np.full(len(u), scores.shape[1] + 1), np.ones(len(u), np.bool_)
     line = np.partition(values, budget, axis=1)[:, [budget]]
     place = budget - np.count_nonzero(values < line, axis=1)
-    tied, below, tied_itself = scores == line, np.count_nonzero(scores < line, axis=1), own == line[:, 0]
-    stands = (own < line[:, 0])[member]
+    tied, below, tied_itself = scores == line, np.count_nonzero(scores < line, axis=1), query_scores == line[:, 0]
+    stands = (query_scores < line[:, 0])[member]
     count = below[member] + stands
     for k in np.flatnonzero(np.count_nonzero(tied, axis=1) + tied_itself > 1).tolist():
         queries = slice(*np.searchsorted(member, [k, k + 1]))
@@ -745,8 +749,8 @@ class LearnedRule:
             unseen: whether it has a column of its own, such as a new group.
         """
         best = self._by_margin(u, margin) if self.with_margin else None
-        scores, own = self._scores(places, values, unseen=unseen)
-        for number, (count, kept, score) in enumerate(self._counts(scores, own, u), start=1):
+        scores, query_scores = self._scores(places, values, unseen=unseen)
+        for number, (count, kept, score) in enumerate(self._counts(scores, query_scores, u), start=1):
             if best is None or count > best.kept_rows:
                 best = LearnedDecision(kept=kept, candidate=number, kept_rows=count, score=score)
         assert best is not None
@@ -756,11 +760,11 @@ class LearnedRule:
             before = bisect_right(self.losses_by_margin, (-margin, u))
             return best._replace(kept=self.highest[before] < self.budget)
         k = best.candidate - 1
-        return best._replace(kept=self._passes(scores[k].take(self.walked), float(own[k]), u))
+        return best._replace(kept=self._passes(scores[k].take(self.walked), float(query_scores[k]), u))
 
-    def _passes(self, scores: Floats, own: float, u: float) -> bool:
+    def _passes(self, scores: Floats, query_score: float, u: float) -> bool:
         """Tell whether the query comes before the sum of losses, with one more, first exceeds the budget."""
-        before = np.flatnonzero((scores < own) | ((scores == own) & (self.u <= u)))
+        before = np.flatnonzero((scores < query_score) | ((scores == query_score) & (self.u <= u)))
         order = before[np.argsort(scores[before], kind="stable")]
         return int(np.cumsum(self.loss[order]).max(initial=0)) < self.budget
 
@@ -768,10 +772,10 @@ class LearnedRule:
         """Count the rows before the line in the order of the margin; the query counts as a loss."""
         if len(self.losses) < self.budget:
             return LearnedDecision(kept=True, candidate=MARGIN, kept_rows=self.rows + 1, score=-margin)
-        own, lost = (-margin, u), self.losses_by_margin
-        before = bisect_left(lost, own)
-        line = own if before == self.budget else lost[self.budget - (before < self.budget)]
-        kept = own < line
+        query_place, lost = (-margin, u), self.losses_by_margin
+        before = bisect_left(lost, query_place)
+        line = query_place if before == self.budget else lost[self.budget - (before < self.budget)]
+        kept = query_place < line
         count = bisect_left(self.by_margin, line) + kept
         return LearnedDecision(kept=kept, candidate=MARGIN, kept_rows=count, score=-margin)
 
@@ -785,11 +789,11 @@ class LearnedRule:
             gain = 1 / (1 + 1 / self.unseen_penalties + (query * query) @ self.shrunk)
         across = (some @ self.across.take(columns, axis=0)).reshape(self.free.shape)
         scores = self._left_out_scores(across, predicted, gain)
-        own = np.rint(predicted * TICKS + SHIFT)
+        query_scores = np.rint(predicted * TICKS + SHIFT)
         same = None if unseen else self.copies.get(self._dense(columns, some))
         if same is not None:
-            scores[:, same] = own
-        return scores, own
+            scores[:, same] = query_scores
+        return scores, query_scores
 
     def _left_out_scores(self, across: Floats, predicted: Floats, gain: Floats) -> Floats:
         """Return every class's leave-one-out score with the query added at a loss, in ticks."""
@@ -807,37 +811,39 @@ class LearnedRule:
         row[columns] = values
         return row.tobytes()
 
-    def _counts(self, scores: Floats, own: Floats, u: float) -> list[tuple[int, bool, float]]:
+    def _counts(self, scores: Floats, query_scores: Floats, u: float) -> list[tuple[int, bool, float]]:
         """Return, for every strength, how many rows and query come before the (budget + 1)-th loss, and its score."""
         if len(self.losses) < self.budget:
-            return [(self.rows + 1, True, (one - SHIFT) / TICKS) for one in own.tolist()]
+            return [(self.rows + 1, True, (score - SHIFT) / TICKS) for score in query_scores.tolist()]
         lossy, repeated = self.lossy, len(self.losses) > self.lossy
         of_rows = scores.take(self.losses, axis=1) if repeated else scores[:, :lossy]
-        lost = np.concatenate([of_rows, own[:, None]], axis=1)
+        lost = np.concatenate([of_rows, query_scores[:, None]], axis=1)
         lost.partition(self.budget, axis=1)
         lines = lost[:, self.budget : self.budget + 1]
         below = (scores < lines).astype(np.float64)
         before, lost_before = below @ self.sizes, below[:, :lossy] @ self.sizes[:lossy]
-        tied: list[list[int]] = [[] for _ in own]
+        tied: list[list[int]] = [[] for _ in query_scores]
         places: list[int] = np.flatnonzero(scores == lines).tolist()
         for place in places:
             tied[place // len(self.sizes)].append(place % len(self.sizes))
-        columns = (lines[:, 0].tolist(), own.tolist(), before.tolist(), lost_before.tolist(), tied)
+        columns = (lines[:, 0].tolist(), query_scores.tolist(), before.tolist(), lost_before.tolist(), tied)
         return [self._count(*column, u) for column in zip(*columns, strict=True)]
 
     def _count(
-        self, line: float, own: float, before: float, lost_before: float, tied: Sequence[int], u: float
+        self, line: float, query_score: float, before: float, lost_before: float, tied: Sequence[int], u: float
     ) -> tuple[int, bool, float]:
         """Count rows and query before the line of one strength, where draws tell apart what is tied with it."""
-        if own != line and len(tied) == 1 and len(self.draws[tied[0]]) == 1:  # nearly always: one row is on the line
-            return int(before) + (own < line), own < line, (own - SHIFT) / TICKS
-        draws = [u] if own == line else []
+        if (
+            query_score != line and len(tied) == 1 and len(self.draws[tied[0]]) == 1
+        ):  # nearly always: one row is on the line
+            return int(before) + (query_score < line), query_score < line, (query_score - SHIFT) / TICKS
+        draws = [u] if query_score == line else []
         for place in tied:
             draws += self.draws[place] if place < self.lossy else ()
-        drawn = sorted(draws)[self.budget - int(lost_before) - (own < line)]
-        kept = own < line or (own == line and u < drawn)
+        drawn = sorted(draws)[self.budget - int(lost_before) - (query_score < line)]
+        kept = query_score < line or (query_score == line and u < drawn)
         count = int(before) + sum(bisect_left(self.draws[place], drawn) for place in tied) + kept
-        return count, kept, (own - SHIFT) / TICKS
+        return count, kept, (query_score - SHIFT) / TICKS
 
 
 def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin: bool) -> LearnedRule:
@@ -857,7 +863,7 @@ def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin:
     first, sizes = (np.array([choose(rows) for rows in classes.values()], dtype=np.intp) for choose in (min, len))
     lossy = sum(lost for lost, _ in classes)
     shrunk = 1 / (fits.curvature[:, None] + fits.strengths)
-    across = [fits.rotation @ (fits.rotated[first] * one).T for one in shrunk.T]
+    across = [fits.rotation @ (fits.rotated[first] * weights).T for weights in shrunk.T]
     class_of = np.empty(len(fits.loss), dtype=np.intp)
     for place, rows in enumerate(classes.values()):
         class_of[rows] = place

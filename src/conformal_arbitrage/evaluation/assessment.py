@@ -220,10 +220,12 @@ def _by_group(
 ) -> dict[str, GroupAssessment]:
     groups: dict[str, GroupAssessment] = {}
     for name, rows in group_rows(decisions.log, by).items():
-        own = losses[rows]
-        interval, _ = _interval(own, certificate.loss_bound, confidence, signed=False)
+        group_losses = losses[rows]
+        interval, _ = _interval(group_losses, certificate.loss_bound, confidence, signed=False)
         deferred = float(decisions.deferred[rows].mean())
-        groups[name] = GroupAssessment(rows=len(rows), loss=float(own.mean()), interval=interval, deferred=deferred)
+        groups[name] = GroupAssessment(
+            rows=len(rows), loss=float(group_losses.mean()), interval=interval, deferred=deferred
+        )
     return groups
 
 

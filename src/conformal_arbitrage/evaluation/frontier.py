@@ -90,8 +90,8 @@ def _kept(
         unseen=unseen_groups(features, queries), with_margin=with_margin,
     )  # fmt: skip
     kept = np.zeros((len(spendable), len(rows.loss)), np.bool_)
-    for k, (one, most) in enumerate(zip(decided, spendable, strict=True)):
-        kept[k, index] = one.kept & (most > 0)
+    for k, (decisions, most) in enumerate(zip(decided, spendable, strict=True)):
+        kept[k, index] = decisions.kept & (most > 0)
     return kept
 
 
@@ -122,13 +122,13 @@ def trial_calibration(
     alone, masks = replace(options, by=None, small_groups="defer", group_source=None), _masks(log, options.by)
 
     def calibrate(rows: Indices, _: Indices) -> list[TrialPart]:
-        own = [rows[mask[rows]] for mask in masks]
-        delta = options.delta(sum(one.size > 0 for one in own))
+        groups = [rows[mask[rows]] for mask in masks]
+        delta = options.delta(sum(group.size > 0 for group in groups))
         fewest = [rows_needed(alpha, bound) if options.merges else None for alpha in budgets]
-        sources = list(zip(*(threshold_rows(own, one) for one in fewest), strict=True))
+        sources = list(zip(*(threshold_rows(groups, least) for least in fewest), strict=True))
         return [
-            _part(steps, mask, _fits(log, of, budgets, alone, delta) if one.size else [None] * len(budgets))
-            for mask, one, of in zip(masks, own, sources, strict=True)
+            _part(steps, mask, _fits(log, of, budgets, alone, delta) if group.size else [None] * len(budgets))
+            for mask, group, of in zip(masks, groups, sources, strict=True)
         ]
 
     return calibrate

@@ -345,7 +345,7 @@ def _check_pairs(pairs: Sequence[ScoreLog], loss: PromisedLoss, *, text: bool) -
         raise OptionError("two logs have the same pair of columns; give one log for each pair of models")
     for log in pairs:
         refuse_unfit(log.source, log.extra)
-        ids, first = (None if one.id is None else one.id.tolist() for one in (log, pairs[0]))
+        ids, first = (None if table.id is None else table.id.tolist() for table in (log, pairs[0]))
         if len(log) != len(pairs[0]) or ids != first:
             raise OptionError(f"{log.source}: the logs of several pairs must hold the same rows in the same order")
     if text:
@@ -427,7 +427,7 @@ def _candidates(
     drawn: Mapping[str, Any] = common | {"boundary": "random", "key": key}
     further: list[Mapping[str, Any]] = [{}, {"score": "auto"}, {"loss": "net"}]
     further += [{"score": "auto", "features": Features(text=True)}] if text else []
-    return [included, *(CalibrationOptions(**drawn, **one) for one in further)]
+    return [included, *(CalibrationOptions(**drawn, **changes) for changes in further)]
 
 
 def _of_the_best_guardian(
@@ -487,7 +487,7 @@ class _Trial:
     ) -> list[tuple[RouteOption, CalibrationOptions]]:
         """Try every pair by its margin, then a learned score for the pair that does best."""
         by_margin = [rule for rule in candidates if not rule.learned]
-        tried = [one for log in logs.values() for one in self.options(log, by_margin, left_out)]
+        tried = [option for log in logs.values() for option in self.options(log, by_margin, left_out)]
         learned = [rule for rule in candidates if rule.learned and self.allows(rule)]
         if not learned:
             return tried
@@ -605,13 +605,15 @@ def _comparison(certificate: Certificate, log: ScoreLog, prices: CostOptions) ->
     gains = right_gains(rows, top)
     known, values = gains is not None, regret if gains is None else gains
     n, calls, money = len(rows), int(deferred.sum()), costs_of(rows, prices)
-    share, asked = calls / n, calls / n
+    share, deferred_share = calls / n, calls / n
     if money is not None:
         primary, guardian = float(money.primary.mean()), float(money.guardian.full().mean())
         share = min(share * guardian / (guardian - primary), 1.0) if guardian > primary else 1.0
     kept = np.where(deferred, values, 0.0)
     spread = float(values.var(ddof=1)) if n > 1 else 0.0
-    error = (spread * (asked * (1 - asked) + (share - asked) ** 2) / n) ** 0.5  # of as many calls about any rows
+    error = (
+        spread * (deferred_share * (1 - deferred_share) + (share - deferred_share) ** 2) / n
+    ) ** 0.5  # of as many calls about any rows
     over_random = point_estimate(float(kept.mean() - share * values.mean()), error)
     over_primary = mean_estimate(kept) if known else None
     worth, verdict = _verdict(over_primary, over_random, calls, n)

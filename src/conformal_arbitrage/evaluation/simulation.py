@@ -55,9 +55,9 @@ def simulation_facts(simulation: "Simulation") -> list[tuple[str, str]]:
 def simulation_rows(simulation: "Simulation") -> list[list[str]]:
     """Return the rows of the table under `HEADER`."""
     return [
-        [f"{way} monitor, {_PARTS[part]}", *_figures(one)]
+        [f"{way} monitor, {_PARTS[part]}", *_figures(span)]
         for way, parts in simulation.outcomes.items()
-        for part, one in parts.items()
+        for part, span in parts.items()
     ]
 
 
@@ -85,14 +85,14 @@ def _words(moment: "Moment", simulation: "Simulation") -> str:
     return f"a new certificate from {moment.text}"
 
 
-def _figures(one: "SpanFigures") -> list[str]:
+def _figures(span: "SpanFigures") -> list[str]:
     return [
-        f"{one.decisions:,}",
-        f"{one.loss:.4f}",
-        f"{one.excess:,.0f}",
-        f"{100 * one.guardian_share:.1f} %",
-        f"{one.audit_calls:,}",
-        "unknown" if one.cost is None else f"${one.cost:,.2f}",
+        f"{span.decisions:,}",
+        f"{span.loss:.4f}",
+        f"{span.excess:,.0f}",
+        f"{100 * span.guardian_share:.1f} %",
+        f"{span.audit_calls:,}",
+        "unknown" if span.cost is None else f"${span.cost:,.2f}",
     ]
 
 
@@ -245,7 +245,7 @@ class Simulation:
             "moments": [asdict(moment) for moment in self.moments],
             "delay": self.delay,
             "outcomes": {
-                way: {part: asdict(one) for part, one in parts.items()} for way, parts in self.outcomes.items()
+                way: {part: asdict(span) for part, span in parts.items()} for way, parts in self.outcomes.items()
             },
             "always_guardian_cost": self.always,
         }
@@ -327,7 +327,7 @@ class _Traffic:
     def draw(cls, pool: ScoreLog, certificate: Certificate, plan: Scenario, rng: np.random.Generator) -> "_Traffic":
         """Draw the traffic; over the whole pool, the loss of the worse Primary is larger by exactly the factor asked for."""
         size, both = len(pool), _with_worse(pool)
-        own = cls(
+        everything = cls(
             population=both,
             rows=np.arange(2 * size),
             drawn=np.ones(2 * size, dtype=np.bool_),
@@ -335,12 +335,12 @@ class _Traffic:
             alpha=certificate.alpha,
             bound=certificate.loss_bound,
         )
-        losses = own.course(certificate).losses
+        losses = everything.course(certificate).losses
         share = _worse_share(float(losses[:size].mean()), float(losses[size:].mean()), plan.shift)
         rows = rng.integers(0, size, plan.decisions)
         worse = rng.random(plan.decisions) < share
         worse[: plan.changes_at] = False
-        return replace(own, rows=rows + size * worse, drawn=rng.random(plan.decisions) < plan.audit_rate)
+        return replace(everything, rows=rows + size * worse, drawn=rng.random(plan.decisions) < plan.audit_rate)
 
     def log(self, first: int, stop: int | None = None) -> ScoreLog:
         """Return some decisions as a score log, each with an id of its own."""
@@ -421,7 +421,7 @@ class _Traffic:
         return losses
 
     def _loss(self, certificate: Certificate, row: int, sight: tuple[int, ...], *, deferred: bool) -> float:
-        log, one = self.population, self.population.row(row)
+        log, query = self.population, self.population.row(row)
         decision = AuditedDecision(
             decided_by="guardian" if deferred else "primary",
             guardian_sees=certificate.guardian_sees,
@@ -431,7 +431,7 @@ class _Traffic:
             binarized=certificate.loss.binarized,
         )
         label = None if log.label is None else int(log.label[row])
-        verdict = Verdict(scores=one.guardian.tolist(), label=label)
+        verdict = Verdict(scores=query.guardian.tolist(), label=label)
         loss = decision_loss(decision, verdict, loss_bound=certificate.loss_bound)
         if loss is None:
             raise OptionError(
@@ -467,9 +467,9 @@ def _with_worse(pool: ScoreLog) -> ScoreLog:
         if pool.is_router:
             guardian[span] = [1.0, 0.0]
             continue
-        own = primary[span]
-        top, worst = int(own.argmax()), int(guardian[span].argmin())
-        own[top], own[worst] = own[worst], own[top]
+        scores = primary[span]
+        top, worst = int(scores.argmax()), int(guardian[span].argmin())
+        scores[top], scores[worst] = scores[worst], scores[top]
     return replace(both, primary=primary, guardian=guardian)
 
 

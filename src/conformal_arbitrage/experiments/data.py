@@ -112,8 +112,8 @@ def _columns(corpus: Corpus, data: Path | None, names: Sequence[str]) -> dict[st
 
 def _files(corpus: Corpus, data: Path) -> list[Path]:
     """Return the files of a corpus: those under its own name in a folder of several corpora, otherwise all files."""
-    own = [data / corpus, *(data / f"{corpus}{ending}" for ending in FORMATS)]
-    place = next((path for path in own if path.exists()), data)
+    named = [data / corpus, *(data / f"{corpus}{ending}" for ending in FORMATS)]
+    place = next((path for path in named if path.exists()), data)
     files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.name.endswith(FORMATS))
     files = [path for path in files if "auxiliary_train" not in str(path.relative_to(data.parent))]
     if not files:

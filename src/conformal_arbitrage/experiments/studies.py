@@ -115,9 +115,9 @@ def run_truthfulqa(variant: Variant, source: Source, seed: int) -> Report:
     frontier = evaluate(log, variant.alphas, **variant.rule, **sweep)
     tables = [our_table(frontier, "Here: the paper's rule on a grid of 0.01"), paper_table(variant.label)]
     if variant.comparison is not None:
-        own = evaluate(log, variant.alphas, **variant.comparison, **sweep)
+        shown_all = evaluate(log, variant.alphas, **variant.comparison, **sweep)
         own_title = "Here: everything shown on a deferral, calibrated on that loss"
-        tables += [our_table(own, own_title, name="own loss"), set_size_table(frontier)]
+        tables += [our_table(shown_all, own_title, name="own loss"), set_size_table(frontier)]
     settings = {"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": prices, "grid": variant.rule.get("grid")}
     return Report(
         name=variant.name,

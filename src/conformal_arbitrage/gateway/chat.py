@@ -474,7 +474,7 @@ def _schema_menu(schema: Mapping[str, Any], limits: GatewayConfig) -> Menu | Non
         name: _resolved(as_object(field), schema) for name, field in as_object(schema.get("properties")).items()
     }
     options = {name: values for name, field in properties.items() if (values := _values(field))}
-    others = {name: one for name, one in properties.items() if name not in options}
+    others = {name: field for name, field in properties.items() if name not in options}
     if len(options) != 1 or not all(map(_may_be_empty, others.values())):
         return None
     [(field, values)] = options.items()

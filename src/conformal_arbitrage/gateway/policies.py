@@ -301,21 +301,23 @@ class PolicyTable:
         except ArbitrageError as error:
             return error
 
-    def _put_in_force(self, newest: PolicyVersion, own: PolicyVersion, bound: "LivePolicy | ArbitrageError") -> None:
+    def _put_in_force(
+        self, newest: PolicyVersion, current: PolicyVersion, bound: "LivePolicy | ArbitrageError"
+    ) -> None:
         """Put a version in force as it stands, unless a later state of the policy has been seen, usable or not."""
-        name, state = newest.name, (newest.version, own.version, own.lifts, own.alarm is not None)
+        name, state = newest.name, (newest.version, current.version, current.lifts, current.alarm is not None)
         before = self._states.get(name, (0, 0, 0, False))
         if state <= before:
             return
         self._states[name] = state
-        if newest is not own:
+        if newest is not current:
             message = "version %d was made for other models or by a later release; version %d stays in force here"
-            _log.warning(message, newest.version, own.version, extra={"policy": name})
+            _log.warning(message, newest.version, current.version, extra={"policy": name})
         if state[1:] == before[1:] and name in self._live:
             return  # only the newest changed, and a guard or an expiry may have changed the policy in force since
         self._live.pop(name, None)
         self._unusable.pop(name, None)
-        self._own[name] = own
+        self._own[name] = current
         if isinstance(bound, ArbitrageError):
             self._unusable[name] = bound
             _log.error("out of service: %s", bound, extra={"policy": name})

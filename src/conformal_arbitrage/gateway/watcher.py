@@ -344,7 +344,9 @@ class Watcher:
         certificate, watched = live.certificate, live.watched
         if certificate is None or watched is None or watched.ledgers is None or not standings:
             return {}
-        members = {name: [group for group, own in watched.ledgers.items() if own == name] for name in standings}
+        members = {
+            name: [group for group, ledger_name in watched.ledgers.items() if ledger_name == name] for name in standings
+        }
         groups = [
             {
                 "group": name,

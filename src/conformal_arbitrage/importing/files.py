@@ -47,7 +47,7 @@ def files_of(path: str | Path, endings: Sequence[str], *, name: str = "") -> lis
     """Return a file, or the files with these endings anywhere in a folder, sorted by name."""
     place = Path(path)
     if place.is_dir():
-        files = (one for one in place.rglob(f"{name}*") if one.is_file() and one.name.endswith(tuple(endings)))
+        files = (path for path in place.rglob(f"{name}*") if path.is_file() and path.name.endswith(tuple(endings)))
         return sorted(files)
     if not place.is_file():
         raise ScoreLogError(f"{place}: there is no such file or folder, or it may not be read")
@@ -163,9 +163,9 @@ def read_members(path: Path, *, start: str, end: str = ".json") -> Iterator[tupl
     """
     try:
         with ZipFile(path) as archive:
-            members = {one.filename: one for one in archive.infolist() if _is_named(one, start, end)}
+            members = {member.filename: member for member in archive.infolist() if _is_named(member, start, end)}
             _refuse_giants(path, members.values())
-            packed = [one for one in members.values() if one.compress_type == _ZSTANDARD]
+            packed = [member for member in members.values() if member.compress_type == _ZSTANDARD]
             texts = _inflated(path, packed) if packed else {}
             for name, member in members.items():
                 text = texts[name] if name in texts else archive.read(member).decode()
@@ -294,21 +294,21 @@ def read_routellm(path: str | Path, *, weak: str, strong: str, win_rate: str | N
         win_rate: the column with the router's win rate of the strong model, in [0, 1]; found by its usual names.
     """
     with Table(path) as table:
-        name = win_rate or next((one for one in _WIN_RATES if one in table.types), None)
-        for one in (name, weak, strong):
-            if one is None or one not in table.types:
-                wanted = "win rate: name it with --win-rate" if one is None else f"column '{one}'"
+        name = win_rate or next((column for column in _WIN_RATES if column in table.types), None)
+        for column in (name, weak, strong):
+            if column is None or column not in table.types:
+                wanted = "win rate: name it with --win-rate" if column is None else f"column '{column}'"
                 raise ScoreLogError(f"{path}: there is no {wanted}; it has {', '.join(sorted(table.types))}")
         rates = table.scalars(str(name))
         _refuse_outside(path, str(name), rates)
-        texts = {one: table.texts(one).tolist() for one in _KEPT if one in table.types}
+        texts = {column: table.texts(column).tolist() for column in _KEPT if column in table.types}
         if "context" not in texts and "prompt" in table.types:
             texts["context"] = table.texts("prompt").tolist()
         unused = Tally()
-        for one in table.types:
-            if one not in (name, weak, strong, "prompt", *_KEPT):
-                unused.add("columns", one)
-        grades = [table.scalars(one, truths=True) for one in (weak, strong)]
+        for column in table.types:
+            if column not in (name, weak, strong, "prompt", *_KEPT):
+                unused.add("columns", column)
+        grades = [table.scalars(column, truths=True) for column in (weak, strong)]
     log = ScoreLog.from_router(confidence=1 - rates, primary_grade=grades[0], guardian_grade=grades[1], **texts)
     note = "RouteLLM's threshold is 1 - relaxation: `router-NAME-THRESHOLD`, rounded down if it is rounded"
     return Imported(log=log, source="routellm", models=(weak, strong), unused=unused, notes=(note, *counted(log)))

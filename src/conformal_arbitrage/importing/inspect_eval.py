@@ -180,7 +180,7 @@ def _confidence(first: Document, others: Sequence[Document], how: str, scorer: s
     if how == "logprob":
         return reply_confidence(first.get("output"))
     if how == "agreement":
-        texts = [_said(one, scorer) for one in (first, *others)]
+        texts = [_said(sample, scorer) for sample in (first, *others)]
         return sum(text == texts[0] for text in texts) / len(texts) if others and texts[0] is not None else None
     number = as_number(field_of(first, f"scores.{how}.value", how))
     return None if number is None or number < 0 else number
@@ -214,5 +214,5 @@ def _with_texts(value: Any, attachments: Mapping[str, Any]) -> Any:
     if isinstance(value, str) and value.startswith(_ATTACHMENT):
         return attachments.get(value.removeprefix(_ATTACHMENT), value)
     if is_object(value):
-        return {name: _with_texts(one, attachments) for name, one in value.items()}
-    return [_with_texts(one, attachments) for one in value] if is_list(value) else value
+        return {name: _with_texts(item, attachments) for name, item in value.items()}
+    return [_with_texts(item, attachments) for item in value] if is_list(value) else value

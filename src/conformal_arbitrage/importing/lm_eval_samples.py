@@ -50,7 +50,7 @@ class Sample:
     @property
     def likelihoods(self) -> list[float] | None:
         """The log-likelihood of each option; None if the task generates text."""
-        pairs = [as_list(one) for one in as_list(self.document.get("filtered_resps"))]
+        pairs = [as_list(answer) for answer in as_list(self.document.get("filtered_resps"))]
         if not pairs or not all(len(pair) == 2 and str(pair[1]) in ("True", "False") for pair in pairs):
             return None
         return [_likelihood(pair[0]) for pair in pairs][: len(self.arguments)]
@@ -59,8 +59,10 @@ class Sample:
     def arguments(self) -> list[tuple[str, str]]:
         """The context and continuation of each option, without the unconditional ones that mutual information adds."""
         arguments = as_object(self.document.get("arguments"))
-        requests = [as_object(one) for _, one in sorted(arguments.items(), key=lambda item: _number_in(item[0]))]
-        pairs = [(str(one.get("arg_0", "")), str(one.get("arg_1", ""))) for one in requests]
+        requests = [
+            as_object(request) for _, request in sorted(arguments.items(), key=lambda item: _number_in(item[0]))
+        ]
+        pairs = [(str(request.get("arg_0", "")), str(request.get("arg_1", ""))) for request in requests]
         half = len(pairs) // 2
         if half > 1 and not any(context for context, _ in pairs[half:]) and all(context for context, _ in pairs[:half]):
             return pairs[:half]
@@ -98,7 +100,7 @@ async def read_lm_eval(
     unused = Tally()
     ours, theirs = (_samples(path, tasks, filter, unused) for path in (primary, guardian))
     names = _model_name(primary), _model_name(guardian)
-    menus = {one.likelihoods is not None for run in (ours, theirs) for one in run.values()}
+    menus = {sample.likelihoods is not None for run in (ours, theirs) for sample in run.values()}
     if len(menus) > 1:
         raise ScoreLogError(
             f"{primary}: some tasks have options and others generate text, which need logs of their own; name some with "
@@ -106,13 +108,16 @@ async def read_lm_eval(
         )
     _refuse_other_documents(ours, theirs)
     if menus == {True}:
-        rows = [{id: _menu_row(one, normalized=length_normalized) for id, one in run.items()} for run in (ours, theirs)]
+        rows = [
+            {id: _menu_row(sample, normalized=length_normalized) for id, sample in run.items()}
+            for run in (ours, theirs)
+        ]
         log, notes = menu_log(
             *rows, unpaired=unpaired, unused=unused, metric="acc_norm" if length_normalized else "acc"
         )
         return Imported(log=log, source="lm-eval", models=names, unused=unused, notes=notes)
     runs = [
-        ModelRun(model=name, answers={id: _answer(one, metric, grade) for id, one in run.items()})
+        ModelRun(model=name, answers={id: _answer(sample, metric, grade) for id, sample in run.items()})
         for name, run in zip(names, (ours, theirs), strict=True)
     ]
     step = GradingStep(grade=grade, confidences=confidences)
@@ -123,18 +128,18 @@ def _samples(path: str | Path, tasks: Sequence[str], filter: str | None, unused:
     """Return the samples of a run by id."""
     samples: dict[str, Sample] = {}
     for task, file in _newest(path, tasks, unused):
-        filters = dict.fromkeys(str(one.document.get("filter", "none")) for one in _read(task, file))
+        filters = dict.fromkeys(str(sample.document.get("filter", "none")) for sample in _read(task, file))
         if filter is None and len(filters) > 1:
             raise OptionError(
                 f"{file}: the answers went through several filters ({', '.join(filters)}); name one: --filter"
             )
-        for one in _read(task, file):
-            if filter is not None and one.document.get("filter", "none") != filter:
-                unused.add(f"samples of another filter than {filter}", one.id)
-            elif one.id in samples:
-                raise ScoreLogError(f"{one.place}: {one.id} stands there twice; give the file of one run")
+        for sample in _read(task, file):
+            if filter is not None and sample.document.get("filter", "none") != filter:
+                unused.add(f"samples of another filter than {filter}", sample.id)
+            elif sample.id in samples:
+                raise ScoreLogError(f"{sample.place}: {sample.id} stands there twice; give the file of one run")
             else:
-                samples[one.id] = one
+                samples[sample.id] = sample
     if not samples:
         raise ScoreLogError(f"{path}: there are no samples; run lm-eval with --log_samples and --output_path")
     return samples
@@ -194,7 +199,7 @@ def _answer(sample: Sample, metric: str | None, grade: str | None) -> LoggedAnsw
     first = next(iter(as_list(sample.document.get("filtered_resps"))), None)
     tries = as_list(first) or as_list(next(iter(as_list(sample.document.get("resps"))), None))
     text = str(tries[0] if as_list(first) else first)
-    sure = sum(str(one) == str(tries[0]) for one in tries) / len(tries) if len(tries) > 1 else None
+    sure = sum(str(answer) == str(tries[0]) for answer in tries) / len(tries) if len(tries) > 1 else None
     return LoggedAnswer(
         id=sample.id,
         messages=[{"role": "user", "content": sample.arguments[0][0] if sample.arguments else ""}],
@@ -208,9 +213,9 @@ def _answer(sample: Sample, metric: str | None, grade: str | None) -> LoggedAnsw
 
 def _metric(sample: Sample, name: str | None) -> float | None:
     """Return the value of the metric that grades the answer."""
-    known = [str(one) for one in as_list(sample.document.get("metrics"))]
-    values = {one: as_number(sample.document.get(one)) for one in known}
-    usable = {one: value for one, value in values.items() if value is not None and 0 <= value <= 1}
+    known = [str(metric) for metric in as_list(sample.document.get("metrics"))]
+    values = {metric: as_number(sample.document.get(metric)) for metric in known}
+    usable = {metric: value for metric, value in values.items() if value is not None and 0 <= value <= 1}
     wanted = name or (
         "exact_match" if "exact_match" in usable else next(iter(usable), None) if len(usable) == 1 else None
     )

@@ -38,12 +38,12 @@ class QuickStart:
     """Where to start.
 
     Attributes:
-        found: what the files hold, in a sentence.
+        summary: what the files hold, in a sentence.
         configuration: the text of arbitrage.toml; None where there are no models to ask.
         commands: the next three commands.
     """
 
-    found: str
+    summary: str
     configuration: str | None
     commands: tuple[str, str, str]
 
@@ -64,14 +64,14 @@ def quick_start(have: Have, files: Sequence[str], *, alpha: Number = 0.05, confi
     budget = float(as_fraction(alpha, name="alpha"))
     if have == "endpoints":
         return _endpoints(files, budget, _naming(config))
-    found, first, ungraded = _from_table(_only(files)) if have == "csv" else (*_from_runs(files), 0)
+    summary, first, ungraded = _from_table(_only(files)) if have == "csv" else (*_from_runs(files), 0)
     log = _only(files) if first is None else LOG
     missing = " --missing-guardian worst_case" if ungraded else ""
     recommend = f"arbitrage recommend {_quoted(log)} --alpha {budget:g}{missing} -o {PLAN}"
     show = f"arbitrage certificate show {CERTIFICATE}"
     apply = f"arbitrage apply {CERTIFICATE} {_quoted(log)} -o decisions.jsonl"
     commands = (recommend, show, apply) if first is None else (first, recommend, show)
-    return QuickStart(found=found, configuration=None, commands=commands)
+    return QuickStart(summary=summary, configuration=None, commands=commands)
 
 
 def _configured(form: Form, alpha: float) -> str:
@@ -90,7 +90,7 @@ def _endpoints(files: Sequence[str], alpha: float, named: str) -> QuickStart:
     """Return the start for live models; the questions' columns say whether they are menus."""
     questions = files[0] if files else "questions.csv"
     form: Form = "menu"
-    grade, found = "", "two endpoints; put your questions into questions.csv (question, choices, answer)"
+    grade, summary = "", "two endpoints; put your questions into questions.csv (question, choices, answer)"
     if files:
         with Table(questions) as table:
             menu = any(name == "choices" or name.startswith("choice") for name in table.types)
@@ -98,9 +98,9 @@ def _endpoints(files: Sequence[str], alpha: float, named: str) -> QuickStart:
             answered = any(name in table.types for name in ("expected", "answer", "label"))
             column = "" if menu or "messages" in table.types else " --question-column question"
             grade = "" if menu else f" --grade {'exact' if answered else 'human'}{column}"
-            found = f"{table.rows} questions {'with options' if menu else 'in free text'}, and two endpoints"
+            summary = f"{table.rows} questions {'with options' if menu else 'in free text'}, and two endpoints"
     return QuickStart(
-        found=found,
+        summary=summary,
         configuration=_configured(form, alpha),
         commands=(
             f"arbitrage check{named}",
@@ -169,12 +169,12 @@ def _from_table(path: str) -> tuple[str, str | None, int]:
         columns = f"--confidence {_quoted(sure)} --primary-grade {_quoted(ours)} --guardian-grade {_quoted(theirs)}"
         columns += f" --id {_quoted(id)}" if id else ""
         held = f"{sure}: {converted}, which are converted" if converted else sure
-        found = f"a confidence ({held}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
+        summary = f"a confidence ({held}), and grades of the Primary ({ours}) and the Guardian ({theirs})"
         missing = int(ungraded.sum())
-        found += (
+        summary += (
             f"; rows without a grade, which count as the largest loss: {missing} of {len(ungraded)}" if missing else ""
         )
-        return found, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
+        return summary, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
         "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok); "

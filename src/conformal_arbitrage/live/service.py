@@ -664,9 +664,9 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
         monitor.collapsed = rows.collapsed
         served = served_figure(rows, ledger.lines, now) if rows.served_otherwise.any() else None
         failing = served is not None and served.above_alpha
-        own = alarm if alarm is not None and (alarm.group or "") in ("", ledger.key.group) else None
+        of_ledger = alarm if alarm is not None and (alarm.group or "") in ("", ledger.key.group) else None
         stale = _stale(ledger, now, settings.fresh_days)
-        standing = monitor.standing(now, alarmed=_cause(own), guardian_fails=failing, stale=stale)
+        standing = monitor.standing(now, alarmed=_cause(of_ledger), guardian_fails=failing, stale=stale)
         blind = None if ledger.lines.signed else blind_decisions(ledger.lines.alpha, settings.audit_rate)
     return PolicyStanding(
         ledger=ledger,
@@ -720,8 +720,10 @@ def _empty(version: PolicyVersion, settings: PolicyConfig, ledgers: Sequence[Wat
 
 def _watched(key: LedgerKey, version: PolicyVersion, settings: PolicyConfig, rows: LedgerRows) -> WatchedLedger:
     certificate, lines, unwatched = _certified(version, settings)
-    own = lines.get(key.group)
-    return WatchedLedger(key=key, version=version, certificate=certificate, lines=own, unwatched=unwatched, rows=rows)
+    ledger_lines = lines.get(key.group)
+    return WatchedLedger(
+        key=key, version=version, certificate=certificate, lines=ledger_lines, unwatched=unwatched, rows=rows
+    )
 
 
 def _certified(

@@ -549,8 +549,8 @@ class ScoreParts:
             ScoreLogError: a file is a copy of another.
         """
         of_files = dict.fromkeys((file.path for file in self.files), 0)
-        for part, own in sums:
-            of_files[part.file.path] += own
+        for part, sum_of_part in sums:
+            of_files[part.file.path] += sum_of_part
         return self._digest(of_files.values())
 
     def refuse_copies(self, log: ScoreLog) -> None:
@@ -565,9 +565,9 @@ class ScoreParts:
 
     def _digest(self, of_files: Iterable[int]) -> str:
         seen, total = dict[tuple[int, int], PartFile](), 0
-        for file, own in zip(self.files, of_files, strict=True):
-            total += own
-            other = seen.setdefault((file.rows, own % (1 << 64)), file)
+        for file, sum_of_file in zip(self.files, of_files, strict=True):
+            total += sum_of_file
+            other = seen.setdefault((file.rows, sum_of_file % (1 << 64)), file)
             if other is not file and file.rows >= _SURELY_COPIED:
                 raise ScoreLogError(
                     f"{file.path} has the same {file.rows:,} rows as {other.path}, and they would count twice; leave the "

@@ -341,10 +341,10 @@ def _joined(batches: Iterable[Any]) -> Iterator[Any]:
     waiting: list[Any] = []
     for batch in batches:
         waiting.append(batch)
-        if sum(one.num_rows for one in waiting) >= _ROWS:
+        if sum(batch.num_rows for batch in waiting) >= _ROWS:
             yield pyarrow.Table.from_batches(waiting).combine_chunks()
             waiting = []
-    if sum(one.num_rows for one in waiting):
+    if sum(batch.num_rows for batch in waiting):
         yield pyarrow.Table.from_batches(waiting).combine_chunks()
 
 
@@ -452,7 +452,7 @@ class SparkTable:
 
     def digest(self, sums: Iterable[tuple[ScorePart, int]]) -> str:
         """Return the digest of all rows, in whichever order, from the sums of each batch's hashes."""
-        return log_digest(len(self), sum(own for _, own in sums))
+        return log_digest(len(self), sum(part_sum for _, part_sum in sums))
 
     def gather(self, reason: str) -> NoReturn:
         """Refuse to put all rows together in memory."""

@@ -389,15 +389,15 @@ def alarm_against(raised: Notices, version: PolicyVersion, documents: Mapping[in
 def _is_older(version: PolicyVersion, alarmed: JSONObject, alarm: AlarmBody) -> bool:
     """Tell whether a version's rows are older than an alarm on another certificate, as far as the two documents say."""
     at, certificate = alarm.at or 0.0, version.certificate
-    made, before = (as_object(document.get("provenance")) for document in (certificate, alarmed))
+    provenance, before = (as_object(document.get("provenance")) for document in (certificate, alarmed))
     log, other = (as_object(document.get("evidence")).get("log_sha256") for document in (certificate, alarmed))
     if certificate == alarmed or (log is not None and log == other):
         return True
-    if made.get("identities") != before.get("identities"):
+    if provenance.get("identities") != before.get("identities"):
         return False
     if version.origin <= alarm.version:  # it was first installed before
         return True
-    since, created = as_object(certificate.get("ancestry")).get("since"), made.get("created")
+    since, created = as_object(certificate.get("ancestry")).get("since"), provenance.get("created")
     if since is not None:  # the first row of a renewal; it may be made after the alarm, from rows before it
         return float(since) < at
     return isinstance(created, str) and created <= datetime.fromtimestamp(at, UTC).isoformat()

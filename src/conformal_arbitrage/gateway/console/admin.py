@@ -88,7 +88,7 @@ class KeysPage:
         _log.info("key %s of scope %s was made by %s", id, scope, visit.who.key_id)
         if first:  # who sees this page is not signed in any more
             return self._pages.page("first-key.html", replace(visit, visitor=None), key=key)
-        return await self._page(visit, made=key)
+        return await self._page(visit, created=key)
 
     async def revoke(self, visit: Visit) -> Response:
         """POST /console/keys/revoke."""
@@ -100,11 +100,11 @@ class KeysPage:
         _log.info("key %s was revoked by %s", id, visit.who.key_id)
         return redirect("/console/keys")
 
-    async def _page(self, visit: Visit, made: str | None = None) -> Response:
+    async def _page(self, visit: Visit, created: str | None = None) -> Response:
         caller = visit.who.caller
         keys = list(reversed(await self._views.of(caller).run(stored_keys.list_all)))
         return self._pages.page(
-            "keys.html", visit, keys=[(key, self._teams(key.label)) for key in keys], made=made, scopes=_SCOPES,
+            "keys.html", visit, keys=[(key, self._teams(key.label)) for key in keys], made=created, scopes=_SCOPES,
             names=[name for name in self._config.policies if caller.sees(name)], bound=caller.policies is not None,
             now=time.time(),
         )  # fmt: skip

@@ -512,8 +512,8 @@ def _month(live: LivePolicy, share: float, tally: PolicyTally) -> float | None:
     if each is None or not priced:
         return None
     primary = max(tally.cost - tally.guardian_cost, 0.0) / priced
-    asked = share + live.settings.audit_rate * (1 - share)
-    return tally.decisions * (primary + asked * each)
+    guardian_share = share + live.settings.audit_rate * (1 - share)
+    return tally.decisions * (primary + guardian_share * each)
 
 
 def _number(text: str, most: float) -> float | None:
