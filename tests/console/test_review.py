@@ -1,9 +1,12 @@
 """Reviewing in the console: by forms, by three keys in a real browser, and blind to why a question is asked."""
 
+import json
 import re
 
 import pytest
+from click.testing import CliRunner
 
+from conformal_arbitrage.cli import cli
 from conformal_arbitrage.store import reviews
 from tests.console.filled import EVIL, Visit
 from tests.console.test_browser import carry_cookies, violations
@@ -65,6 +68,28 @@ def test_a_question_is_decided_by_forms_alone(crew):
     assert again.status_code == 200  # the same token twice is one vote
     [record] = gate.records()
     assert record.decision.action == 0
+
+
+def test_an_item_of_a_batch_is_labelled_by_forms_without_the_machines_label(crew, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    gate = crew()
+    monkeypatch.chdir(gate.folder)
+    lines = [f"item-{k},{EVIL[1]} {k},{'spam' if k % 2 else 'ham'},0.9" for k in range(20)]
+    (gate.folder / "mails.csv").write_text("\n".join(["id,text,answer,confidence", *lines]) + "\n")
+    draw = ["batch", "draw", "mails.csv", "--error", "0.1", "--sample", "1", "-o", "mails", "--review", "support team"]
+    assert CliRunner().invoke(cli, draw).exit_code == 0
+    visit, page = begin(gate, "ann")
+    assert "Which label is right?" in words(page)
+    assert re.findall(r'<span dir="auto">(\w+)</span>', page.text) == ["ham", "spam"]
+    assert "<img" not in page.text
+    assert "badge" not in page.text
+    assert "0.9" not in page.text
+    visit.send_form("/console/review", page, act="vote", token=token(page), choice="1")
+    for change in ("update votes set counts = 0", "update reviews set ready = 0"):
+        run_sql(str(gate.folder / "arbitrage.sqlite"), change)
+    certify = ["batch", "certify", "mails", "--json"]
+    until(lambda: not json.loads(CliRunner().invoke(cli, certify).stdout)["without_verdict"], LONG)
+    assert (gate.folder / "mails" / "sample.csv").read_text().splitlines()[1].endswith(",spam")
 
 
 def test_a_vote_is_taken_back_until_it_counts(crew):

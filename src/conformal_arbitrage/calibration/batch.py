@@ -6,7 +6,7 @@ import hmac
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -969,6 +969,12 @@ class DrawnBatch:
         """Certify which machine labels may be kept, from verdicts on the items drawn; see `certify_batch`."""
         return certify_labels(self.labels(wrong))
 
+    def labels_of_machine(self, most: int) -> list[str]:
+        """Return the different labels of the machine, sorted; one more than `most` if there are more."""
+        with open_items(self.source) as table:
+            answers = table.distinct_texts(self.terms.columns.answer, most)
+        return [answer for answer in answers if answer.strip()]
+
     def write(self, folder: str | Path, *, show_answers: bool = False) -> None:
         """Write the sample for experts to label, and what was fixed before they did, into a new folder.
 
@@ -1102,9 +1108,43 @@ class DrawnBatch:
         undecided = int(sum(text is None for text in expert[~kept & ~confirmed]))
         return {"machine": int(kept.sum()), "expert": n - int(kept.sum()) - undecided, "undecided": undecided}
 
+    def unlabelled(self, folder: Path) -> tuple[dict[int, str], dict[int, str]]:
+        """Return what experts see of the items that have no label yet, by key: of the sample, and of what is left to them.
+
+        It follows from an item's own row, and is never the machine's label.
+        """
+        sample, left = (self._unlabelled(folder / name) for name in (SAMPLE, TODO))
+        return sample, left
+
+    def _unlabelled(self, path: Path) -> dict[int, str]:
+        if not _has_items(path):
+            return {}
+        with Table(path) as table:
+            keys, shown = self._keys(table).tolist(), _shown(table, self.terms.columns)
+            columns = [_texts_of(table, name) for name in shown]
+            empty = _filled(path, table).empty.tolist()
+        return {
+            key: "\n".join(f"{name}: {cell}" for name, cell in zip(shown, cells, strict=True) if cell)
+            for key, blank, *cells in zip(keys, empty, *columns, strict=True)
+            if blank
+        }
+
+    def fill_in(self, folder: Path, labels: Mapping[int, str]) -> None:
+        """Write labels, by key, into the files of experts; what they wrote there stays."""
+        for path in filter(_has_items, (folder / SAMPLE, folder / TODO)):
+            with Table(path) as table:
+                keys, empty = self._keys(table).tolist(), _filled(path, table).empty.tolist()
+                given = [labels.get(key, "") if blank else "" for key, blank in zip(keys, empty, strict=True)]
+                if any(given):
+                    others = [name for name in table.types if name not in ("row", _EXPERT)]
+                    label = f"coalesce(nullif(given, ''), source.{_EXPERT})" if _EXPERT in table.types else "given"
+                    beside = {"row": _texts_of(table, "row"), "given": given}
+                    columns = {name: np.array(cells, dtype=object) for name, cells in beside.items()}
+                    table.copy_rows(path, np.ones(table.rows, np.bool_), others, {_EXPERT: label}, columns)
+
     def _earlier(self, folder: Path) -> NDArray[np.object_] | None:
         """Return the labels in an earlier list of what is left to experts, by item; None if there are none."""
-        if not (folder / TODO).exists():
+        if not _has_items(folder / TODO):
             return None
         with Table(folder / TODO) as table:
             labels = table.texts(_EXPERT).tolist()
@@ -1119,6 +1159,12 @@ class DrawnBatch:
 
     def _keys(self, table: ColumnReader) -> Words:
         """Return what tells the rows of a file apart that experts fill in: ids, or the numbers of rows."""
+        name = self.terms.columns.id or "row"
+        if name not in table.types or not {_EXPERT, _RIGHT} & table.types.keys():
+            missing = _EXPERT if name in table.types else name
+            raise ScoreLogError(
+                f"{table.source}: there is no column '{missing}'; fill in the file as it was written, with all columns"
+            )
         if self.terms.columns.id is not None:
             return cell_hashes(table.text_bytes(self.terms.columns.id))
         numbers = table.scalars("row")
@@ -1138,16 +1184,8 @@ class DrawnBatch:
             return Filled(expert=[], right=np.zeros(0))
         name = self.terms.columns.id or "row"
         with Table(path) as table:
-            if name not in table.types or not {_EXPERT, _RIGHT} & table.types.keys():
-                raise ScoreLogError(
-                    f"{path}: there is no column '{_EXPERT if name in table.types else name}'; fill in the file as it was "
-                    "written, with all columns"
-                )
             places, said = _places_of(self._keys(table), self._own_keys(rows)), table.texts(name)
-            expert = _texts_of(table, _EXPERT)
-            right = (
-                _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else np.full(table.rows, np.nan)
-            )
+            filled = _filled(path, table)
         counts = np.bincount(places[places >= 0], minlength=len(rows))
         problems = {
             "not given to experts: edited, or another draw's or table's": said[places < 0].tolist(),
@@ -1161,7 +1199,7 @@ class DrawnBatch:
                     "rows as they were written, and leave the label empty where there is none yet"
                 )
         order = np.argsort(places)
-        return Filled(expert=[expert[place] for place in order.tolist()], right=right[order])
+        return Filled(expert=[filled.expert[place] for place in order.tolist()], right=filled.right[order])
 
 
 def _places_of(keys: Words, rows: Words) -> Integers:
@@ -1255,6 +1293,20 @@ def _shown(table: ColumnReader, names: BatchColumns, *, show_answers: bool = Fal
 def _texts_of(table: ColumnReader, name: str) -> list[str]:
     """Return a column as texts without white space around them; empty ones if there is none."""
     return [str(text).strip() for text in table.texts(name).tolist()] if name in table.types else [""] * table.rows
+
+
+def _has_items(path: Path) -> bool:
+    """Tell whether there is a file of experts with a line after its header."""
+    if not path.exists():
+        return False
+    with path.open("rb") as stream:
+        return bool(next(stream, b"")) and bool(next(stream, b""))
+
+
+def _filled(path: Path, table: ColumnReader) -> Filled:
+    """Return what experts wrote, row by row of a file."""
+    right = _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else np.full(table.rows, np.nan)
+    return Filled(expert=_texts_of(table, _EXPERT), right=right)
 
 
 def _wrong(answer: str, expert: str, right: float, same: LabelComparison) -> float:

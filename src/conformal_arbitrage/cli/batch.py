@@ -26,7 +26,9 @@ from conformal_arbitrage.calibration.promises import Cutoff
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_progress, print_table, warn, wrapped
+from conformal_arbitrage.collecting.grading import ask_team, begin_review, read_review, read_verdicts
 from conformal_arbitrage.importing.quickstart import label_columns
+from conformal_arbitrage.live.config import read_config
 
 _promise = options.chained(
     click.option(
@@ -49,6 +51,15 @@ _columns = options.chained(
 _pilot = click.option(
     "--pilot", type=click.IntRange(0), default=0, metavar="P",
     help="So many of the sample train a score, by which the other items are ordered; they do not certify.",
+)  # fmt: skip
+_review = options.chained(
+    click.option("--review", "team", metavar="TEAM", help="Put the items into the review queue of this team's gateway."),
+    click.option(
+        "--label", "labels", multiple=True, metavar="L",
+        help="With --review: a label to choose from, beside those that the machine gave; may be repeated.",
+    ),
+    click.option("--instructions", default="", metavar="TEXT", help="With --review: shown above every item."),
+    options.config_file,
 )  # fmt: skip
 
 
@@ -121,8 +132,11 @@ def _show_plan(plan: BatchPlan) -> None:
 @click.option("--group-column", metavar="NAME", help="Column of groups, such as languages, for the pilot's score.")
 @click.option("--text-column", metavar="NAME", help="Column of texts for it, as vectors; needs the extra text.")
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="A new folder for the batch.")
-@click.option("--show-answers", is_flag=True, help="Show experts the machine's labels, which may sway them.")
+@click.option(
+    "--show-answers", is_flag=True, help="Show experts the machine's labels in the file, which may sway them."
+)
 @_columns
+@_review
 @options.as_json
 def batch_draw_command(
     table: str,
@@ -133,30 +147,68 @@ def batch_draw_command(
     pilot: int,
     output: str,
     show_answers: bool,
+    team: str | None,
+    labels: tuple[str, ...],
+    instructions: str,
+    config: str,
     as_json: bool,
     **named: str | None,
 ) -> None:
     """Draw the items that experts label, and fix everything else.
 
-    The sample follows from the rows and the project's secret; a second draw from the same items says so.
+    The sample follows from the rows and the project's secret; a second draw from the same items says so. With --review a
+    team labels it in the console of a gateway, without seeing the machine's labels.
 
     \b
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch
+    arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch --review "support team"
     """
     columns = _columns_named(table, named)
     batch = draw_batch(table, error=error, confidence=confidence, sample=sample, pilot=pilot, columns=columns)
     begun = (Path(output) / TERMS).exists()
     batch.write(output, show_answers=show_answers)
+    waiting = _ask(batch, output, config, team, labels, instructions, rest=False)
     if as_json:
-        print_json({**_terms(batch), "folder": output, "begun": begun})
+        print_json({**_terms(batch), "folder": output, "begun": begun, "in_review": waiting})
         return
     _say_draw(batch, begun=begun)
-    click.echo(
-        wrapped(
-            f"{'As it was' if begun else 'Written'}: {Path(output) / SAMPLE}. Fill in its column `expert` for all "
-            f"{sample} items, with ? where nobody can say; then run `arbitrage batch certify {output}`."
-        )
-    )
+    what = f"{'As it was' if begun else 'Written'}: {Path(output) / SAMPLE}. "
+    if team is None:
+        what += f"Fill in its column `expert` for all {sample} items, with ? where nobody can say"
+    else:
+        what += f"{waiting} of its items wait in the review queue of {team}; once they are labelled"
+    click.echo(wrapped(f"{what}; then run `arbitrage batch certify {output}`."))
+
+
+def _ask(
+    batch: DrawnBatch,
+    folder: str,
+    config: str,
+    team: str | None,
+    labels: tuple[str, ...],
+    instructions: str,
+    *,
+    rest: bool,
+) -> int | None:
+    """Put what experts have not labelled into the review queue of a team; return how many items wait, None without one."""
+    if team is None:
+        if labels or instructions:
+            raise click.UsageError(
+                "--label and --instructions are for people in a review queue; name them with --review"
+            )
+        return None
+    models, place = read_config(config), Path(folder)
+    review = begin_review(models, batch, place, team=team, labels=labels, instructions=instructions)
+    return options.with_store(config, lambda store: ask_team(store, models, batch, place, review, rest=rest))
+
+
+def _read_verdicts(batch: DrawnBatch, folder: str, config: str) -> int | None:
+    """Write what people labelled in the review queue into the files; return how many items wait, None without a queue."""
+    place = Path(folder)
+    review = read_review(place)
+    if review is None:
+        return None
+    return options.with_store(config, lambda store: read_verdicts(store, batch, place, review), only_existing=True)
 
 
 def _say_draw(batch: DrawnBatch, *, begun: bool) -> None:
@@ -188,22 +240,32 @@ def _say_draw(batch: DrawnBatch, *, begun: bool) -> None:
 @batch_command.command("certify")
 @click.argument("folder")
 @click.option("--table", metavar="FILE", help="The table, if it was moved since the draw.")
+@_review
 @options.as_json
-def batch_certify_command(folder: str, *, table: str | None, as_json: bool) -> None:
-    """Say which machine labels are kept, from what experts wrote into the sample; what is left goes to them.
+def batch_certify_command(
+    folder: str, *, table: str | None, team: str | None, labels: tuple[str, ...], instructions: str, config: str,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Say which machine labels are kept, from experts' labels of the sample; what is left goes to them.
+
+    Labels are those in the file, and those that people gave in the review queue if the sample is there. With --review what
+    is left goes there, too.
 
     \b
     arbitrage batch certify batch
+    arbitrage batch certify batch --review "support team"
     """
     secret = ProjectSecret.find()
     batch = open_batch(folder, table, secret=secret)
+    _read_verdicts(batch, folder, config)
     filled, wrong = batch.read_sample(folder)
     certificate = batch.certify(wrong).sign(secret)
     batch.write_certified(folder, certificate, tell=print_progress)
+    in_review = _ask(batch, folder, config, team, labels, instructions, rest=True)
     waiting, kept = int(filled.empty.sum()), certificate.rule.kept if isinstance(certificate.rule, Cutoff) else 0
     unsaid = [int(row) + 1 for row, said in zip(batch.rows, wrong, strict=True) if said != said]
     if as_json:
-        print_json(certificate.to_dict() | {"without_verdict": unsaid})
+        print_json(certificate.to_dict() | {"without_verdict": unsaid, "in_review": in_review})
         return
     if unsaid:
         some = ", ".join(map(str, unsaid[:10]))
@@ -218,10 +280,13 @@ def batch_certify_command(folder: str, *, table: str | None, as_json: bool) -> N
     print_facts(certificate.facts())
     click.echo(f"\n{wrapped(certificate.summary)}\n")
     left = batch.terms.items - kept - len(batch.rows)
+    when = (
+        f"{TODO} is filled in" if team is None else f"the {in_review} items are labelled that wait in the review queue"
+    )
     click.echo(
         wrapped(
-            f"Written to {folder}: {CERTIFICATE}, {KEPT} ({kept}), {TODO} ({left} for experts), {FIGURE}. When {TODO} is "
-            f"filled in, run `arbitrage batch finish {folder}`."
+            f"Written to {folder}: {CERTIFICATE}, {KEPT} ({kept}), {TODO} ({left} for experts), {FIGURE}. When {when}, run "
+            f"`arbitrage batch finish {folder}`."
         )
     )
 
@@ -229,8 +294,9 @@ def batch_certify_command(folder: str, *, table: str | None, as_json: bool) -> N
 @batch_command.command("finish")
 @click.argument("folder")
 @click.option("--table", metavar="FILE", help="The table, if it was moved since the draw.")
+@options.config_file
 @options.as_json
-def batch_finish_command(folder: str, *, table: str | None, as_json: bool) -> None:
+def batch_finish_command(folder: str, *, table: str | None, config: str, as_json: bool) -> None:
     """Write the label of every item with who gave it, once experts have labelled what was left to them.
 
     \b
@@ -239,6 +305,7 @@ def batch_finish_command(folder: str, *, table: str | None, as_json: bool) -> No
     secret = ProjectSecret.find()
     batch = open_batch(folder, table, secret=secret)
     certificate = Certificate.load(Path(folder) / CERTIFICATE, secret=secret)
+    _read_verdicts(batch, folder, config)
     counts = batch.finish(folder, certificate)
     if as_json:
         print_json({"file": str(Path(folder) / LABELS), **counts})

@@ -1,15 +1,23 @@
-"""Grade the answers that a gateway stored, so that its rows in free text can be calibrated on.
+"""Grade the answers that a gateway stored, so that its rows in free text can be calibrated on; have batches labelled.
 
 Only rows that are fit for calibration are graded, and all of them: a choice among them could depend on their scores. Each
 pair of grades is committed as it is made, with the identity of the grader, so an interrupted run is resumed by the next.
+
+The items of a batch are labelled through the review queue. What people see of one follows from its row alone, without the
+machine's label, so that a verdict can depend neither on that nor on why the item is asked about.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
+import msgspec
+from msgspec import Struct
+
+from conformal_arbitrage.calibration.batch import DrawnBatch, same_label
 from conformal_arbitrage.collecting.collect import (
     FAILURES_IN_A_ROW,
     EndpointEstimate,
@@ -18,17 +26,20 @@ from conformal_arbitrage.collecting.collect import (
     estimated,
 )
 from conformal_arbitrage.collecting.records import chain_texts, fit_records, primary_text
-from conformal_arbitrage.errors import ScorerError, StoreError
+from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError, StoreError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.graders import COMPARISONS, Grader, JudgeGrader
+from conformal_arbitrage.live.reviewers import REVIEW_PAGE
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.port import spent_of, work_through
+from conformal_arbitrage.models.port import fingerprint, spent_of, work_through
 from conformal_arbitrage.models.wrappers import RateLimit, SpendingLimit
-from conformal_arbitrage.store import events, keys
+from conformal_arbitrage.scorelog.tables import write_text
+from conformal_arbitrage.store import events, keys, reviews
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades
-from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import ChatRequest, Role, Spent
+from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion
+from conformal_arbitrage.store.session import CHUNK, Store
+from conformal_arbitrage.types import DAY, ChatRequest, Role, Spent
 
 BY = "records grade"
 Obstacle = Literal["graded", "no_content", "no_guardian", "no_label"]
@@ -277,3 +288,173 @@ async def _one_grade(grader: Grader, row: Gradable, text: str) -> tuple[float | 
         grade, reply = await grader.judged(row.request, text, row.expected)
         return grade, reply.spent
     return await grader.grade(row.request, text, row.expected), Spent()
+
+
+# --- Batches, whose items a team labels through the review queue ---
+
+
+REVIEW: Final = "review.json"
+_MOST_LABELS: Final = 100
+_UNDECIDED: Final = "?"
+_APART: Final = 1e-3
+"""Seconds between two items in the order of the queue."""
+
+
+class BatchReview(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a team is asked about the items of a batch: review.json in its folder, fixed with the first item.
+
+    Attributes:
+        team: a section [teams.NAME].
+        labels: what they choose from.
+        instructions: shown above every item.
+    """
+
+    team: str
+    labels: tuple[str, ...]
+    instructions: str = ""
+
+    @property
+    def protocol(self) -> str:
+        """The digest of how people are asked."""
+        return fingerprint({"kind": "human", "page": REVIEW_PAGE, **msgspec.to_builtins(self)})
+
+    def question(self, context: str) -> ReviewQuestion:
+        """Return what people are shown of an item."""
+        return ReviewQuestion(
+            context=context,
+            options=self.labels,
+            places=tuple(range(len(self.labels))),
+            size=len(self.labels),
+            instructions=self.instructions or "Which label is right?",
+        )
+
+
+def begin_review(
+    config: Config, batch: DrawnBatch, folder: Path, *, team: str, labels: Sequence[str], instructions: str
+) -> BatchReview:
+    """Return how a team is to be asked about a batch, and keep it in the folder, where it stays as it was.
+
+    Args:
+        config: has the team.
+        batch: the batch.
+        folder: of the batch.
+        team: a section [teams.NAME].
+        labels: to choose from, besides those that the machine gave.
+        instructions: shown above every item.
+
+    Raises:
+        OptionError: there is no such team, the labels are not a menu, or people were asked otherwise before.
+    """
+    if team not in config.teams:
+        raise OptionError(
+            f"--review names a section [teams.NAME], of {', '.join(config.teams) or 'none'}; got {team!r}"
+        )
+    before = read_review(folder)
+    if before is not None:
+        new = set(labels) - set(before.labels)
+        if team != before.team or new or (instructions and instructions != before.instructions):
+            raise OptionError(
+                f"{folder / REVIEW}: the team {before.team!r} is asked already, with {len(before.labels)} labels; team, "
+                "labels and instructions stay as they are for all items of a batch"
+            )
+        return before
+    menu = list[str]()
+    for label in (*labels, *batch.labels_of_machine(_MOST_LABELS)):
+        if label != _UNDECIDED and not any(same_label(label, other) for other in menu):
+            menu.append(label)
+    if not 2 <= len(menu) <= _MOST_LABELS:
+        raise OptionError(
+            f"people choose from 2 to {_MOST_LABELS} labels, and the machine gave {'more' if len(menu) > 2 else len(menu)}; "
+            "name others with --label, or, where labels are free text, fill in the file"
+        )
+    review = BatchReview(team=team, labels=tuple(menu), instructions=instructions)
+    write_text(folder / REVIEW, msgspec.json.format(msgspec.json.encode(review)).decode() + "\n")
+    return review
+
+
+def read_review(folder: Path) -> BatchReview | None:
+    """Return how a team is asked about a batch; None if none is.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    try:
+        return msgspec.json.decode((folder / REVIEW).read_bytes(), type=BatchReview)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(
+            f"{folder / REVIEW}: cannot be read ({error}); restore it, or delete it and ask as you did before"
+        ) from error
+
+
+async def ask_team(
+    store: Store, config: Config, batch: DrawnBatch, folder: Path, review: BatchReview, *, rest: bool
+) -> int:
+    """Put items of a batch that have no label into the review queue, in the order of its files; return how many wait.
+
+    Those that are there stay as they are, and those that nobody needs a label of any more are withdrawn.
+
+    Args:
+        store: holds the queue.
+        config: has the team.
+        batch: the batch.
+        folder: of the batch.
+        review: how the team is asked.
+        rest: ask also about what is left to experts, not only about the sample.
+    """
+    name, protocol = _fingerprint(batch, review), review.protocol
+    sample, left = ({_item(name, key): shown for key, shown in some.items()} for some in batch.unlabelled(folder))
+    wanted = sample | left
+    known = await store.run(reviews.labelling, name)
+    items = [
+        NewReview(
+            decision=id,
+            purpose="label",
+            policy=folder.resolve().name,
+            team=review.team,
+            question=review.question(shown),
+            protocol=protocol,
+            identities_sha256=name,
+            escalates=bool(config.teams[review.team].leads),
+            due=DAY + place * _APART,
+            menu=fingerprint(review.labels),
+        )
+        for place, (id, shown) in enumerate((wanted if rest else sample).items())
+        if id not in known or known[id].state == "withdrawn"
+    ]
+    for start in range(0, len(items), CHUNK):
+        await store.run(reviews.put_labelling, items[start : start + CHUNK])
+    unwanted = [id for id, outcome in known.items() if outcome.state == "open" and id not in wanted]
+    for start in range(0, len(unwanted), CHUNK):
+        await store.run(reviews.put_labelling, [], withdrawn=unwanted[start : start + CHUNK])
+    return len(items) + sum(known[id].state == "open" for id in wanted if id in known)
+
+
+async def read_verdicts(store: Store, batch: DrawnBatch, folder: Path, review: BatchReview) -> int:
+    """Write the labels that people gave into the files of a batch, "?" where nobody could tell; return how many wait."""
+    name = _fingerprint(batch, review)
+    known = await store.run(reviews.labelling, name)
+    labels = {
+        int(id.rpartition("-")[2], 16): label
+        for id, outcome in known.items()
+        if (label := _label(outcome, review)) is not None
+    }
+    batch.fill_in(folder, labels)
+    return sum(outcome.state == "open" for outcome in known.values())
+
+
+def _label(outcome: ReviewOutcome, review: BatchReview) -> str | None:
+    if outcome.action is not None:
+        return review.labels[outcome.action]
+    return _UNDECIDED if outcome.state == "failed" else None
+
+
+def _fingerprint(batch: DrawnBatch, review: BatchReview) -> str:
+    """Return the fingerprint of a draw and of how people are asked about it."""
+    return fingerprint([batch.terms.digest, batch.terms.draw, review.protocol])
+
+
+def _item(name: str, key: int) -> str:
+    """Return the id of an item of a batch in the queue."""
+    return f"{name[:32]}-{key:016x}"

@@ -569,6 +569,12 @@ class ColumnReader:
         cells = ", ".join(f"coalesce({self._as_text(name)}, '')" for name in names)
         return self._read(text_bytes, f"select concat_ws(chr(31), {cells}) as v from source")
 
+    def distinct_texts(self, name: str, most: int) -> list[str]:
+        """Return the different entries of a column as text, sorted, without null; one more than `most` if there are more."""
+        text = self._as_text(name)
+        values = self._query(f"select distinct {text} as v from source where {text} is not null limit {most + 1}")["v"]
+        return sorted(map(str, values.tolist()))
+
     def some_rows(self, rows: Integers, names: Sequence[str]) -> list[list[str | None]]:
         """Return the cells of some rows as text, in the order of `rows`, which are counted from 0."""
         picked = np.zeros(self.rows, np.bool_)

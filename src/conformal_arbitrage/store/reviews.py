@@ -45,7 +45,7 @@ from conformal_arbitrage.types import DAY
 
 _log = logging.getLogger("conformal_arbitrage.store")
 
-ReviewPurpose = Literal["decide", "audit", "grade", "overlap"]
+ReviewPurpose = Literal["decide", "audit", "grade", "overlap", "label"]
 ReviewKind = Literal["choose", "grade"]
 ReviewState = Literal["open", "decided", "closed", "expired", "failed", "withdrawn"]
 ReviewEnd = Literal["decided", "closed", "expired", "failed"]
@@ -83,10 +83,12 @@ class NewReview(Struct, frozen=True, kw_only=True):
     """A question to put into the queue. The database's clock decides, so times are seconds from now.
 
     Attributes:
-        decision: the decision's id.
-        purpose: whether a caller waits, or it is an audit, or answers are graded, or it is a second opinion.
+        decision: the decision's id; of an item of a batch its own.
+        purpose: whether a caller waits, or it is an audit, or answers are graded, or it is a second opinion, or an item of a
+            batch.
+        policy: whose decision; of an item the name of its batch.
         protocol: digest of how people are asked.
-        identities_sha256: fingerprint of the identities of the policy's models.
+        identities_sha256: fingerprint of the identities of the policy's models, or of the batch.
         panel, rule: how votes are counted.
         escalates: whether a lead decides if the panel cannot.
         price: dollars per vote; None if unknown.
@@ -934,14 +936,14 @@ def outcomes(session: Session, decisions: Collection[str]) -> Mapping[str, Revie
         "purpose in ('decide', 'audit') order by purpose = 'decide'",
         *decisions,
     )
-    return {decision: _outcome(session, decision, *rest) for decision, *rest in rows}
+    expired = ReviewOutcome(state="expired")
+    return {
+        decision: _outcome(session, decision, *rest) if purpose == "decide" else expired
+        for decision, purpose, *rest in rows
+    }
 
 
-def _outcome(
-    session: Session, decision: str, purpose: str, state: str, text: str | None, seal: str | None
-) -> ReviewOutcome:
-    if purpose != "decide":
-        return ReviewOutcome(state="expired")
+def _outcome(session: Session, decision: str, state: str, text: str | None, seal: str | None) -> ReviewOutcome:
     if text is not None and session.seals and not session.seals.fits(seal, "verdict", decision, text):
         _log.error("the verdict on %s is not what people decided, and does not count", decision, extra={"id": decision})
         return ReviewOutcome(state="failed")
@@ -1287,20 +1289,40 @@ def put_grading(
         )
     put_items(session, items)
     for id in graded:
-        _withdraw(session, id)
+        _withdraw(session, id, "grade")
     _record(session, events)
     return True
 
 
-def _withdraw(session: Session, decision: str) -> None:
-    """Withdraw what people were to grade of a decision, unless they have; and a second opinion, which needs a first."""
+def _withdraw(session: Session, decision: str, purpose: ReviewPurpose) -> None:
+    """Withdraw what people were asked for a purpose, unless they decided; and a second opinion, which needs a first."""
     withdrawn = (
         "update reviews set state = 'withdrawn', closed = ?, payload = case when held > 0 then payload end, "
         "revision = revision + 1 where decision = ? and state = 'open' and "
     )
     now = session.now()
-    if session.run(f"{withdrawn} purpose = 'grade'", now, decision):
+    if session.run(f"{withdrawn} purpose = ?", now, decision, purpose):
         session.run(f"{withdrawn} purpose = 'overlap'", now, decision)
+
+
+# --- Items of batches ---
+
+
+@operation("write")
+def put_labelling(session: Session, items: Sequence[NewReview], withdrawn: Sequence[str] = ()) -> None:
+    """Put items of a batch into the queue, and withdraw those, by id, that nobody needs a label of any more."""
+    put_items(session, items)
+    for id in withdrawn:
+        _withdraw(session, id, "label")
+
+
+@operation("scan")
+def labelling(session: Session, batch: str) -> Mapping[str, ReviewOutcome]:
+    """Return how far people have come with the items of a batch, by id, given the batch's fingerprint."""
+    rows = session.rows(
+        "select decision, state, outcome, verdict_seal from reviews where purpose = 'label' and identities = ?", batch
+    )
+    return {decision: _outcome(session, decision, *rest) for decision, *rest in rows}
 
 
 # --- Verification ---
