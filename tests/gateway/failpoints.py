@@ -94,11 +94,11 @@ def _plant(fuse):
         return wrapped
 
     def replying(commit):
-        async def wrapped(*arguments, response=None, **options):
-            if response is not None:
+        async def wrapped(*arguments, reply=None, **options):
+            if reply is not None:
                 fuse.reach("the reply is ready")
-            await commit(*arguments, response=response, **options)
-            if response is not None:
+            await commit(*arguments, reply=reply, **options)
+            if reply is not None:
                 fuse.reach("the reply is kept")
 
         return wrapped

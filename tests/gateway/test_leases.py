@@ -8,9 +8,10 @@ import pytest
 
 from conformal_arbitrage.errors import LostClaimError, RequestError, StoreError
 from conformal_arbitrage.gateway import requests
+from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import PolicyTable, pairs_of
-from conformal_arbitrage.gateway.requests import Idempotency
+from conformal_arbitrage.gateway.requests import Idempotency, ParsedRequest, Replied
 from conformal_arbitrage.gateway.review_queue import WaitingPlaces
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
@@ -23,7 +24,9 @@ from tests.store.facts import decision, later
 REPLY = SavedResponse(status=200, headers={}, body=b"{}")
 
 
-ASKED = SimpleNamespace(caller_id="k", key="n", content=b"{}", policy=SimpleNamespace(name="support"))
+REQUEST = ParsedRequest(
+    route="", content=b"{}", caller_id="k", key="n", policy=SimpleNamespace(name="support"), questions=(), render=None
+)
 
 
 def leaving(until_gone):
@@ -41,11 +44,13 @@ async def stays():
 
 
 async def answer(store, work, until_gone=stays):
-    """Answer a request under an idempotency key, as a route does; the attempt afterwards."""
-    async with Idempotency(store, Metrics(), WaitingPlaces(10)).attempt(ASKED, leaving(until_gone)) as attempt:
-        if attempt.reply is None:
-            await work(attempt)
-    return attempt
+    """Answer a request under an idempotency key, as a route does; the reply."""
+
+    async def attempted(attempt):
+        await work(attempt)
+        return Replied(REPLY)
+
+    return await Idempotency(store, Metrics(), WaitingPlaces(10)).reply(REQUEST, attempted, leaving(until_gone))
 
 
 @pytest.fixture
@@ -83,16 +88,16 @@ def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
     async def work(attempt):
         works.append(attempt)
         await asyncio.sleep(1.2)
-        await attempt.commit([], response=REPLY)
+        await attempt.commit([], reply=Replied(REPLY))
 
     async def story():
         return await asyncio.gather(*(answer(store, work) for _ in range(3)))
 
-    attempts = asyncio.run(story())
+    replies = asyncio.run(story())
     assert failures == []
     assert len(works) == 1
-    assert sorted(attempt.reply.replayed for attempt in attempts) == [False, True, True]
-    assert [attempt.reply.response for attempt in attempts] == [REPLY] * 3
+    assert sorted(reply.replayed for reply in replies) == [False, True, True]
+    assert [reply.response for reply in replies] == [REPLY] * 3
 
 
 def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
@@ -168,7 +173,7 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
     event = decision()
 
     async def work(attempt):
-        await attempt.commit([event], response=REPLY)
+        await attempt.commit([event], reply=Replied(REPLY))
 
     async def story():
         left = await answer(store, work, begun.wait)
@@ -176,8 +181,8 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
         return left, again, await all_records(store)
 
     left, again, records = asyncio.run(story())
-    assert left.reply.response == again.reply.response == REPLY
-    assert again.reply.replayed
+    assert left.response == again.response == REPLY
+    assert again.replayed
     assert [record.id for record in records] == [event.id]
 
 
@@ -206,7 +211,7 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_a
         works.append(attempt)
         await store.run(claims.release, attempt.claim)
         monkeypatch.setattr(store, "run", slow)
-        await attempt.commit([decision()], response=REPLY)
+        await attempt.commit([decision()], reply=Replied(REPLY))
 
     async def story():
         with pytest.raises(RequestError, match="disconnected"):
@@ -222,7 +227,7 @@ def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_ca
     slow, begun = slowed(store.run)
 
     async def work(attempt):
-        await attempt.commit([decision()], response=REPLY)
+        await attempt.commit([decision()], reply=Replied(REPLY))
 
     async def story():
         monkeypatch.setattr(store, "run", slow)
@@ -244,9 +249,10 @@ def test_an_answer_that_was_opened_is_not_started_over_when_its_claim_is_lost(st
     async def work(attempt):
         works.append(attempt)
         event = decision()
+        attempt.note(0, Outcome(decision=None, event=event, audit=None, awaits_guardian=True), recorded=False)
         await attempt.open(event, None)
         await store.run(claims.release, attempt.claim)
-        await attempt.commit([later(event.id, CompletionBody(finish="stop"))], response=REPLY)
+        await attempt.commit([later(event.id, CompletionBody(finish="stop"))], reply=Replied(REPLY))
 
     with pytest.raises(LostClaimError):
         asyncio.run(asyncio.wait_for(answer(store, work), 2))
@@ -260,16 +266,16 @@ def test_a_claim_that_another_gateway_took_over_ends_with_its_response(store):
         await store.run(claims.release, attempt.claim)
         claim = await store.run(claims.take, "k", "n", sha256(b"{}").hexdigest(), lease=6)
         await store.run(stored_events.commit, [decision()], claim=claim, response=other)
-        await attempt.commit([decision()], response=REPLY)
+        await attempt.commit([decision()], reply=Replied(REPLY))
 
-    attempt = asyncio.run(answer(store, work))
-    assert (attempt.reply.response, attempt.reply.replayed) == (other, True)
+    reply = asyncio.run(answer(store, work))
+    assert (reply.response, reply.replayed) == (other, True)
 
 
 def test_a_claim_that_another_gateway_took_over_and_gave_up_asks_the_caller_to_retry(store):
     async def work(attempt):
         await store.run(claims.release, attempt.claim)
-        await attempt.commit([decision()], response=REPLY)
+        await attempt.commit([decision()], reply=Replied(REPLY))
 
     with pytest.raises(RequestError, match="in progress") as caught:
         asyncio.run(answer(store, work))

@@ -819,14 +819,14 @@ def test_a_key_of_scope_call_sees_its_live_record(house):
 
 @pytest.mark.parametrize(("headers", "kept"), [({}, False), (KEY, True)], ids=["without a key", "under a key"])
 def test_a_stream_keeps_what_it_sent_only_if_it_may_be_sent_again(house, monkeypatch, headers, kept):
-    responses = []
+    replies = []
     commit = Attempt.commit
 
-    async def watched(self, events, *, response=None, **rest):
-        responses.append(response)
-        await commit(self, events, response=response, **rest)
+    async def watched(self, events, *, reply=None, **rest):
+        replies.append(reply)
+        await commit(self, events, reply=reply, **rest)
 
     monkeypatch.setattr(Attempt, "commit", watched)
     gateway = live(house, "one ", "two")
     assert content(chunks(gateway.chat(STREAM, headers=headers))) == "one two"
-    assert (b"one " in responses[-1].body) is kept
+    assert (b"one " in replies[-1].response.body) is kept

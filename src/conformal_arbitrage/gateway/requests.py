@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from enum import Enum
 from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -78,7 +79,7 @@ _SHORTEST_RETRY, _SOON, _LONGEST_RETRY = 1, 3, 30
 _Result = TypeVar("_Result")
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ParsedRequest(Struct, frozen=True, kw_only=True):
     """A request as it was read, whether or not its caller waits for the reply.
 
     Attributes:
@@ -107,14 +108,19 @@ class Asked(Struct, frozen=True, kw_only=True):
     session: str | None = None
     conversation: str | None = None
 
+    @property
+    def content_sha256(self) -> str:
+        """Digest of the body: a key belongs to one."""
+        return sha256(self.content).hexdigest()
+
     def identity(self, place: int) -> tuple[object, ...]:
         """Return what a retry without a key is recognized by: a question with its caller and policy."""
-        question, asked_by = self.questions[place], (self.caller_id, self.policy.name)
+        question, origin = self.questions[place], (self.caller_id, self.policy.name)
         if isinstance(question, Query):
-            return (*asked_by, question.context, question.actions, question.group)
+            return (*origin, question.context, question.actions, question.group)
         if self.policy.settings.sticky is not None:
-            return (*asked_by, question.body, self.session)
-        return (*asked_by, question.body)
+            return (*origin, question.body, self.session)
+        return (*origin, question.body)
 
 
 class Waiting(Struct, frozen=True):
@@ -123,24 +129,8 @@ class Waiting(Struct, frozen=True):
     error: RequestError
 
 
-class Deciding(Struct, frozen=True):
-    """Nothing of the answer was sent, and nothing is durable that ends the attempt."""
-
-
-class Sending(Struct, frozen=True):
-    """The answer of a decision is being sent while it is written.
-
-    Attributes:
-        id: of the decision.
-        cut_off: whether it is recorded that the answer has no end.
-    """
-
-    id: str
-    cut_off: bool = False
-
-
 class Replied(Struct, frozen=True):
-    """The reply is durable.
+    """A reply that is durable.
 
     Attributes:
         replayed: whether another attempt made it.
@@ -150,149 +140,26 @@ class Replied(Struct, frozen=True):
     replayed: bool = False
 
 
-AttemptState = Deciding | Sending | Replied
-DECIDING = Deciding()
-
-
-class Attempt:
-    """One attempt to answer a request: what was decided so far, and what of it is durable.
-
-    A commit that has begun is never cancelled: if the caller leaves meanwhile, the decision stands. An answer under an
-    idempotency key that is being sent is finished even if the caller leaves, so that the key has one reply.
+class Progress(Struct, frozen=True):
+    """How far an attempt has come with one question.
 
     Attributes:
-        asked: the request.
-        claim: of its idempotency key; a request without one has a claim once people are asked.
-        outcomes: how far each decision has come, by the place of its question.
-        recorded: ids of the decisions that are in the store already.
-        reviewed: whether people are asked about a question.
-        state: how far the reply has come.
-        left: whether the caller has disconnected.
+        recorded: whether the decision is in the store already.
+        reviewed: whether people are asked about it.
     """
 
-    def __init__(self, asked: Asked, store: Store, metrics: Metrics) -> None:
-        self.asked = asked
-        self.claim: Claim | None = None
-        self.outcomes: dict[int, Outcome] = {}
-        self.recorded: set[str] = set()
-        self.reviewed = False
-        self.state: AttemptState = DECIDING
-        self.left = False
-        self._store = store
-        self._metrics = metrics
-        self._task = asyncio.current_task()
-        self._committing = 0
+    outcome: Outcome
+    recorded: bool = False
+    reviewed: bool = False
 
-    @property
-    def reply(self) -> "Replied | None":
-        """The reply, once it is durable."""
-        return self.state if isinstance(self.state, Replied) else None
 
-    async def commit(
-        self,
-        events: Sequence[Event],
-        *,
-        audits: Sequence[Audit] = (),
-        response: SavedResponse | None = None,
-        begun: Mapping[int, str] | None = None,
-        news: Sequence[str] = (),
-        reviews: ReviewWork | None = None,
-    ) -> None:
-        """Make events durable, with audits, with the response that ends the attempt, and as news of these decisions.
+class AttemptState(Enum):
+    """How far the reply of an attempt has come."""
 
-        Raises:
-            LostClaimError: another gateway took over the idempotency key; nothing was written.
-        """
-        start = time.perf_counter()
-        self._committing += 1
-        try:
-            claim = self.claim
-            await self._store.run(
-                stored_events.commit, events, audits=audits, news=news, claim=claim, response=claim and response,
-                begun=claim and begun, reviews=claim and reviews,
-            )  # fmt: skip
-            if response is not None:
-                self.state = Replied(response)
-        finally:
-            self._committing -= 1
-            if self.left:
-                self._stop()
-        self._metrics.commit.observe(time.perf_counter() - start)
-
-    async def begin(self, place: int, outcome: Outcome) -> None:
-        """Make a pending decision durable before the Guardian is asked, so that neither a crash nor a retry loses it."""
-        id = outcome.event.id
-        await self.commit([outcome.event], audits=_listed(outcome.audit), begun={place: id})
-        self.recorded.add(id)
-
-    async def open(self, event: Event, audit: Audit | None) -> None:
-        """Make a decision durable whose answer is about to be sent; one that is recorded needs only its claim."""
-        known = event.id in self.recorded
-        self.state = Sending(event.id)  # it stands even if the Guardian times out during the commit
-        try:
-            if not known or self.claim is not None:
-                await self.commit([] if known else [event], audits=[] if known else _listed(audit))
-        except StoreError:
-            self.state = DECIDING
-            raise
-        self.recorded.add(event.id)
-
-    async def end_undelivered(
-        self,
-        events: Sequence[Event],
-        audits: Sequence[Audit],
-        begun: Mapping[int, str],
-        digests: Mapping[str, str],
-        news: Sequence[str],
-    ) -> None:
-        """Record decisions of which nothing was delivered, for another attempt to continue.
-
-        Args:
-            events: how far each came.
-            audits: of those that are new.
-            begun: their ids by place, by which another attempt under the same key finds them.
-            digests: of their questions by id, by which a retry without a key does.
-            news: ids of those drawn for an audit.
-        """
-        claim = self.claim
-        await self._store.run(
-            stored_events.commit, events, audits=audits, news=news, claim=claim, begun=claim and begun,
-            undelivered=digests if claim is None or self.asked.key is None else None,
-        )  # fmt: skip
-        # Known here at once: a retry may come before the store is next asked how it stands.
-        self._store.has_undelivered = True
-
-    async def cut_off(self, finish: str) -> None:
-        """Record that the answer which is being sent has no end; it is not kept under the idempotency key."""
-        if isinstance(self.state, Sending) and not self.state.cut_off:
-            self.state = replace(self.state, cut_off=True)
-            await self.note_cut_off(self.state.id, finish)
-
-    async def note_cut_off(self, id: str, finish: str) -> None:
-        """Record that the answer of a decision was not sent to its end."""
-        outcomes = [outcome for outcome in self.outcomes.values() if outcome.event.id == id]
-        audits = [still_unanswered(outcome.audit, outcome.decision) for outcome in outcomes]
-        await self._store.run(
-            stored_events.commit,
-            [Event(id=id, body=CompletionBody(finish=finish))],
-            audits=[audit for audit in audits if audit is not None],
-            news=[id],
-        )
-
-    def leave(self, _: object) -> None:
-        """Cancel the attempt because its caller has left; a commit finishes first, and after the last it is too late."""
-        self.left = True
-        self._stop()
-
-    def _stop(self) -> None:
-        """Cancel the attempt, unless it is being committed, is over, or is an answer that its key will be asked for."""
-        kept = isinstance(self.state, Replied) or (isinstance(self.state, Sending) and self.claim is not None)
-        if self._task is not None and not self._committing and not kept:
-            self._task.cancel()
-
-    def was_cancelled_by_caller(self) -> bool:
-        """Return whether the caller's leaving is the only reason for a cancellation."""
-        return self.left and self._task is not None and self._task.uncancel() == 0
+    DECIDING = "nothing of the answer was sent, and nothing is durable that ends the attempt"
+    SENDING = "the answer is being sent while it is written"
+    CUT_OFF = "it is recorded that the answer which was being sent has no end"
+    REPLIED = "the reply is durable"
 
 
 # --- The road of a request ---
@@ -321,7 +188,6 @@ class DecisionRoutes:
         self._metrics = metrics
         self._places = queue.places
         self._idempotency = Idempotency(store, metrics, queue.places)
-        self._sessions = Sessions(store)
         self._reviews = ReviewedRequests(store, queue, self._idempotency, decider)
 
     async def decisions(self, request: Incoming) -> Response | EventStream:
@@ -342,97 +208,87 @@ class DecisionRoutes:
         Raises:
             RequestError: people have not decided all of it.
         """
-        asked = self._read(request.route, Caller(request.key_id, "call"), request.name, request.body)
-        await self._replied(asked)
+        await self._reply(self._read(request.route, Caller(request.key_id, "call"), request.name, request.body))
 
-    async def _answer(self, request: Incoming, route: str) -> Response | EventStream:
-        asked = self._read(route, request.caller, request.idempotency_key, request.content)
-        request.exchange.policy = asked.policy.name
-        if asked.streams:
-            patient = asked.policy.pair.review is not None
-            async with event_stream(request.send, asked.policy.name, patient=patient) as events:
-                await self._stream(asked, request.receive, events)
-            return events
-        return _response(await self._replied(asked, request.receive))
+    async def _answer(self, incoming: Incoming, route: str) -> Response | EventStream:
+        request = self._read(route, incoming.caller, incoming.idempotency_key, incoming.content)
+        incoming.exchange.policy = request.policy.name
+        if not request.streams:
+            return _response(await self._reply(request, incoming.receive))
+        patient = request.policy.pair.review is not None
+        async with event_stream(incoming.send, request.policy.name, patient=patient) as events:
+            reply = await self._reply(request, incoming.receive, events)
+            if reply.response.status != 200:
+                raise error_again(reply.response)
+            if reply.replayed:
+                await events.replay(reply.response)
+        return events
 
-    async def _replied(self, asked: Asked, receive: Receive | None = None) -> Attempt:
-        """Return the attempt that ended with a reply."""
-        waiting = None
-        async with self._attempt(asked, receive) as attempt:
-            if attempt.reply is None:  # else this key was answered before
-                waiting = await self._reply(attempt)
-        if waiting is not None:
-            raise waiting.error
-        return attempt
+    async def _reply(
+        self, request: ParsedRequest, receive: Receive | None = None, events: EventStream | None = None
+    ) -> Replied:
+        """Return the reply to a request; one that streams has been sent then, unless it was given before.
 
-    async def _stream(self, asked: Asked, receive: Receive, events: EventStream) -> None:
-        waiting = None
-        async with self._attempt(asked, receive) as attempt:
-            if attempt.reply is not None:
-                pass  # this key was answered before
-            elif asked.live is not None:
-                await self._stream_text(attempt, asked.live, events)
-            else:
-                waiting = await self._reply(attempt)
-                await self._send(attempt, events)
-        if waiting is not None:
-            raise waiting.error
-        reply = attempt.reply
-        if reply is not None and reply.response.status != 200:
-            raise error_again(reply.response)
-        if reply is not None and reply.replayed:
-            await events.replay(reply.response)
+        Args:
+            request: the request.
+            receive: tells when the caller disconnects; None if nobody waits for the reply.
+            events: where a reply is sent that streams.
 
-    async def _reply(self, attempt: Attempt) -> Waiting | None:
-        """Decide and commit the reply, unless people have yet to decide."""
-        start = time.perf_counter()
-        outcomes = await self._decide(attempt)
-        if isinstance(outcomes, Waiting):
-            return outcomes
-        await self._commit(attempt, outcomes, start)
-        return None
+        Raises:
+            RequestError: 409 while people decide.
+        """
+        result = await self._idempotency.reply(request, partial(self._decide_and_send, events), receive)
+        if isinstance(result, Waiting):
+            raise result.error
+        return result
 
-    @asynccontextmanager
-    async def _attempt(self, asked: Asked, receive: Receive | None = None) -> AsyncGenerator[Attempt]:
-        """Attempt to answer a request; however that ends, every decision whose Primary answered is recorded.
+    async def _decide_and_send(self, events: EventStream | None, attempt: "Attempt") -> Replied | Waiting:
+        """Decide, commit and send; however that ends, every decision whose Primary answered is recorded.
 
         Otherwise rows whose Guardian failed, or was too slow for the caller, would be missing from an export, and those
         that remain would be selected by their scores.
         """
-        async with self._idempotency.attempt(asked, receive) as attempt:
-            finish = "failed"
-            try:
-                yield attempt
-                finish = "waiting"  # without a response, people have yet to decide
-            except QuotaError:
-                finish = "limited"
-                raise
-            except asyncio.CancelledError:
-                finish = "cancelled"
-                raise
-            except StoreError:
-                finish = ""  # nothing can be recorded, or another gateway records it
-                raise
-            finally:
-                if finish and attempt.reply is None and attempt.outcomes:
-                    await self._end_undelivered(attempt, finish)
+        finish = "failed"
+        try:
+            if events is not None and attempt.request.live is not None:
+                result = await self._stream_text(attempt, attempt.request.live, events)
+            else:
+                result = await self._decide_all(attempt)
+                if events is not None and isinstance(result, Replied):
+                    await self._send(attempt, result.response, events)
+        except QuotaError:
+            finish = "limited"
+            raise
+        except asyncio.CancelledError:
+            finish = "cancelled"
+            raise
+        except StoreError:
+            finish = ""  # nothing can be recorded, or another gateway records it
+            raise
+        else:
+            finish = "waiting"  # unless there is a reply, people have yet to decide
+            return result
+        finally:
+            if finish and attempt.progress and attempt.state is not AttemptState.REPLIED:
+                await self._end_undelivered(attempt, finish)
 
-    async def _decide(self, attempt: Attempt) -> list[Outcome] | Waiting:
-        """Decide about every question of a request, or say that people have yet to decide about one."""
-        terms = attempt.asked.policy.pair.review
-        calls = [self._decide_one(attempt, place) for place in range(len(attempt.asked.questions))]
+    async def _decide_all(self, attempt: "Attempt") -> Replied | Waiting:
+        """Decide about every question of a request and commit the reply, unless people have yet to decide about one."""
+        start = time.perf_counter()
+        request, terms = attempt.request, attempt.request.policy.pair.review
+        calls = [self._decide_one(attempt, place) for place in range(len(request.questions))]
         if terms is None:
             results = await all_settled(calls)
         else:
-            with self._places.held(attempt.asked.caller_id) as patient:
+            with self._places.held(request.caller_id) as patient:
                 PATIENT.set(patient)
                 results = await all_settled(calls)
-        outcomes = [result for result in results if isinstance(result, Outcome)]
-        if len(outcomes) == len(results) or terms is None:
-            return outcomes
-        return await self._reviews.waiting(attempt, terms)
+        outcomes = [result for result in results if result is not None]
+        if len(outcomes) < len(results) and terms is not None:
+            return await self._reviews.waiting(attempt, terms)
+        return await self._commit(attempt, outcomes, start)
 
-    async def _decide_one(self, attempt: Attempt, place: int) -> Outcome | None:
+    async def _decide_one(self, attempt: "Attempt", place: int) -> Outcome | None:
         """Decide about one question; None if people have yet to decide."""
         try:
             return await self._outcome(attempt, place)
@@ -440,7 +296,7 @@ class DecisionRoutes:
             return None
 
     async def _outcome(
-        self, attempt: Attempt, place: int, take: Callable[[Outcome, Chunk], Awaitable[None]] | None = None
+        self, attempt: "Attempt", place: int, take: Callable[[Outcome, Chunk], Awaitable[None]] | None = None
     ) -> Outcome:
         """Decide about one question of a request, or continue what an earlier attempt decided.
 
@@ -451,10 +307,10 @@ class DecisionRoutes:
             place: of the question.
             take: takes the Guardian's chunks as they come, with the outcome so far.
         """
-        asked, policy = attempt.asked, attempt.asked.policy
-        question = asked.questions[place]
+        request, policy = attempt.request, attempt.request.policy
+        question = request.questions[place]
         by_session = policy.settings.sticky is not None and isinstance(question, ChatRequest)
-        conversation = await self._sessions.current(policy, asked.caller_id, asked.session) if by_session else None
+        conversation = await self._conversation(request) if by_session else None
         earlier = await self._earlier(attempt, place)
         if by_session and earlier is not None:
             begun = earlier.id if conversation is None else conversation.id
@@ -466,146 +322,182 @@ class DecisionRoutes:
                 conversation = None  # another attempt at the first turn
         if earlier is not None:
             question = replace(question, id=earlier.id)
-            attempt.recorded.add(earlier.id)
         case = self._decider.begin(
-            policy, question, asked.caller_id, earlier, conversation=conversation,
-            session=None if by_session else asked.conversation, live=take is not None,
+            policy, question, request.caller_id, earlier, conversation=conversation,
+            session=None if by_session else request.conversation, live=take is not None,
         )  # fmt: skip
-        unsettled = by_session and asked.session is not None
+        unsettled = request.session if by_session else None
         outcome: Outcome | None = None
         async with aclosing(case.steps):
             async for step in case.steps:
                 if isinstance(step, Decision):
-                    outcome = attempt.outcomes[place] = self._decider.outcome(case, step)
-                    await self._keep(attempt, place, question, outcome)
-                    if unsettled and asked.session is not None:
+                    outcome = self._decider.outcome(case, step)
+                    attempt.note(place, outcome, recorded=earlier is not None)
+                    await self._keep(attempt, place, question)
+                    if unsettled is not None:
                         version = policy.version if conversation is None else conversation.version
-                        await self._sessions.settle(outcome, policy, asked.caller_id, asked.session, version)
-                        unsettled = False
+                        await self._settle(request, unsettled, outcome, version)
+                        unsettled = None
                 elif outcome is not None and take is not None:
                     await take(outcome, step)
         if outcome is None:
             raise AssertionError("a decision ends with its outcome")
         return outcome
 
-    async def _earlier(self, attempt: Attempt, place: int) -> DecisionRecord | None:
+    async def _earlier(self, attempt: "Attempt", place: int) -> DecisionRecord | None:
         """Return the decision that an earlier attempt at the same question began under the same version, if any.
 
         Raises:
             RequestError: it was begun under this idempotency key, and cannot be continued: a key has one decision.
         """
-        id = None
+        request, id = attempt.request, None
         if attempt.claim is not None:
             id = attempt.claim.begun.get(place)
         elif self._store.has_undelivered:
-            id = await self._store.run(claims.take_undelivered, self._decider.digest(attempt.asked.identity(place)))
+            id = await self._store.run(claims.take_undelivered, self._decider.digest(request.identity(place)))
         record = None if id is None else await self._store.run(pages.record, id)
-        if record is None or is_continuable(record, attempt.asked.policy):
+        if record is None or is_continuable(record, request.policy):
             return record
         if attempt.claim is not None:
-            raise begun_otherwise(attempt.asked.policy.name)
+            raise begun_otherwise(request.policy.name)
         return None
 
-    async def _keep(self, attempt: Attempt, place: int, question: Query | ChatRequest, outcome: Outcome) -> None:
-        """Record an outcome that must not be lost; a question for people is put into their queue with it."""
-        terms = attempt.asked.policy.pair.review
-        if not outcome.awaits_guardian:
-            if len(attempt.asked.questions) > 1 and outcome.audit is not None:
-                await _keep_pending(attempt, place, outcome)  # or the ledger would have the deferred of a request first
-        elif terms is not None and isinstance(question, Query):
-            await self._reviews.put(attempt, place, terms, question, outcome)
-        else:
-            await _keep_pending(attempt, place, outcome)
+    async def _keep(self, attempt: "Attempt", place: int, question: Query | ChatRequest) -> None:
+        """Record a decision before the next model is asked, if neither a crash nor a retry may lose it.
+
+        A question for people is put into their queue with it.
+        """
+        terms, progress = attempt.request.policy.pair.review, attempt.progress[place]
+        outcome = progress.outcome
+        if outcome.awaits_guardian:
+            if terms is not None and isinstance(question, Query):
+                await self._reviews.put(attempt, place, terms, question)
+                return
+            lasting = attempt.claim is not None or outcome.audit is not None or outcome.session is not None
+        else:  # or the ledger would have the deferred questions of a request first
+            lasting = len(attempt.request.questions) > 1 and outcome.audit is not None
+        if lasting and not progress.recorded:
+            await attempt.begin(place, outcome.audit)
 
     async def _stream_text(
-        self, attempt: Attempt, render: Callable[[Outcome], LiveEvents], events: EventStream
-    ) -> None:
+        self, attempt: "Attempt", render: Callable[[Outcome], LiveEvents], events: EventStream
+    ) -> Replied:
         """Pass on the Guardian's words as they come; any other answer is sent once it is complete."""
         start = time.perf_counter()
         live = _LiveAnswer(attempt, events, self._metrics, render)
         try:
             outcome = await self._outcome(attempt, 0, live.take)
-            if live.chunks is None:
-                await self._commit(attempt, [outcome], start)
-                await self._send(attempt, events)
-            else:
-                await live.finish(outcome, self._decider)
+            if live.chunks is not None:
+                return await live.finish(outcome, self._decider)
+            reply = await self._commit(attempt, [outcome], start)
+            await self._send(attempt, reply.response, events)
         except (GuardianError, LostClaimError):
             await attempt.cut_off("failed")
             raise
+        return reply
 
-    async def _send(self, attempt: Attempt, events: EventStream) -> None:
+    async def _send(self, attempt: "Attempt", response: SavedResponse, events: EventStream) -> None:
         """Send a reply that was committed, in pieces; record it if the caller leaves before the last."""
-        reply = attempt.reply
-        if reply is None or reply.response.status != 200:
+        if response.status != 200:
             return
-        events.headers = reply.response.headers
-        for piece in pieces_of(reply.response):
+        events.headers = response.headers
+        for piece in pieces_of(response):
             await events.put(piece)
             await asyncio.sleep(0)  # sending alone never waits, and a caller who left would go unnoticed
             if attempt.left:
-                await attempt.note_cut_off(attempt.outcomes[0].event.id, "cancelled")
+                await attempt.note_cut_off("cancelled")
                 return
 
-    async def _commit(self, attempt: Attempt, outcomes: Sequence[Outcome], start: float) -> None:
+    async def _commit(self, attempt: "Attempt", outcomes: Sequence[Outcome], start: float) -> Replied:
         """Render the reply and commit it with the decisions.
 
         Raises:
             GuardianError: the Guardian failed.
         """
-        policy = attempt.asked.policy
-        if attempt.reviewed and any(outcome.decision.answer is None for outcome in outcomes):
-            await self._reviews.commit_expired(attempt)
-            return
+        policy, reviewed = attempt.request.policy, attempt.is_reviewed
+        if reviewed and any(outcome.decision.answer is None for outcome in outcomes):
+            return await self._reviews.commit_expired(attempt)
         _require_answers(policy, outcomes)
-        reply = attempt.asked.render(outcomes)
+        reply = Replied(attempt.request.render(outcomes))
         events: list[Event] = []
         audits: list[Audit] = []
         news: list[str] = []
-        for outcome in outcomes:
-            if outcome.event.id in attempt.recorded:
-                events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
-                if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
-                    news.append(outcome.event.id)  # what was served is another answer than the ledger expects
-                    audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
-                    audits += _listed(audit)
-            else:
+        for place, outcome in enumerate(outcomes):
+            if not attempt.progress[place].recorded:
                 events.append(outcome.event)
                 audits += _listed(outcome.audit)
-        if attempt.reviewed:
+                continue
+            events.append(self._decider.completion(policy, outcome, _finish_of(policy, outcome)))
+            if outcome.audit is not None and (outcome.known_legs or outcome.decision.decided_by == "fallback"):
+                news.append(outcome.event.id)  # what was served is another answer than the ledger expects
+                audits += [] if reviewed else _listed(still_unanswered(outcome.audit, outcome.decision))
+        if reviewed:
             events = await self._reviews.with_facts(events)
-        await attempt.commit(
-            events, audits=audits, response=reply, news=news, reviews=ENDED if attempt.reviewed else None
-        )
+        await attempt.commit(events, audits=audits, reply=reply, news=news, reviews=ENDED if reviewed else None)
         self._metrics.decided(policy.name, outcomes, time.perf_counter() - start)
+        return reply
 
-    async def _end_undelivered(self, attempt: Attempt, finish: str) -> None:
+    async def _end_undelivered(self, attempt: "Attempt", finish: str) -> None:
         """Record how far each decision came, and keep those of which nothing was sent for another attempt."""
-        if isinstance(attempt.state, Sending):
+        if attempt.state is not AttemptState.DECIDING:
             await attempt.cut_off(finish)
             return
         if finish == "cancelled":
             await self._reviews.withdraw(attempt)
-        policy, outcomes = attempt.asked.policy, attempt.outcomes
+        policy, reviewed = attempt.request.policy, attempt.is_reviewed
+        outcomes = {place: progress.outcome for place, progress in attempt.progress.items()}
         self._metrics.undelivered(policy.name, outcomes.values(), finish)
         events: list[Event] = []
         audits: list[Audit] = []
-        news = [outcome.event.id for outcome in outcomes.values() if outcome.audit is not None]
-        for outcome in outcomes.values():
-            audit = None if attempt.reviewed else still_unanswered(outcome.audit, outcome.decision)
-            if outcome.event.id in attempt.recorded:
+        for place, outcome in outcomes.items():
+            audit = None if reviewed else still_unanswered(outcome.audit, outcome.decision)
+            if attempt.progress[place].recorded:
                 events += [] if finish == "waiting" else [self._decider.completion(policy, outcome, finish)]
             else:
                 events += [outcome.event, Event(id=outcome.event.id, body=CompletionBody(finish=finish))]
                 audit = audit or outcome.audit
             audits += _listed(audit)
-        begun = {place: outcome.event.id for place, outcome in outcomes.items()}
-        digests = {id: self._decider.digest(attempt.asked.identity(place)) for place, id in begun.items()}
-        await attempt.end_undelivered(events, audits, begun, digests, news)
+        digests = {
+            outcome.event.id: self._decider.digest(attempt.request.identity(place))
+            for place, outcome in outcomes.items()
+        }
+        await attempt.end_undelivered(events, audits, digests)
 
-    # From bytes to what is asked
+    # The session of a request
 
-    def _read(self, route: str, caller: Caller, key: str | None, content: bytes) -> Asked:
+    async def _conversation(self, request: ParsedRequest) -> Conversation | None:
+        """Return the session that a request goes on with, unless it has not begun or is over."""
+        if request.session is None:
+            return None
+        name = _digest(request.session)
+        return await self._store.run(claims.find_conversation, request.caller_id, request.policy.name, name)
+
+    async def _settle(self, request: ParsedRequest, name: str, outcome: Outcome, version: int) -> None:
+        """Let a session begin or go on with the first outcome of a turn, before anything is sent.
+
+        Args:
+            request: under a policy that decides by session.
+            name: the session's.
+            outcome: of the turn.
+            version: of the policy when the session began.
+
+        Raises:
+            RequestError: 409 if another request has begun the session meanwhile.
+        """
+        session = outcome.session or str(outcome.decision.id)
+        chosen = outcome.held or ("primary" if outcome.decision.decided_by == "primary" else "guardian")
+        policy = request.policy
+        conversation = Conversation(request.caller_id, policy.name, _digest(name), session, chosen, version)
+        in_force = await self._store.run(claims.settle_conversation, conversation, idle=policy.settings.session_idle)
+        if in_force.id != session:
+            raise RequestError(
+                "another request has begun this session meanwhile; send this turn again", status=409, code="session_begun",
+                param="arbitrage.session", headers={"x-should-retry": "true"},
+            )  # fmt: skip
+
+    # From bytes to a request
+
+    def _read(self, route: str, caller: Caller, key: str | None, content: bytes) -> ParsedRequest:
         """Read a request to one of the routes, whose caller must be allowed to use the policy that it names."""
         if route == DECISIONS:
             return self._read_decisions(caller, key, content)
@@ -615,11 +507,11 @@ class DecisionRoutes:
         body = read_response(content, self._config)
         return self._read_chat(route, caller, key, content, body.chat, ResponseShape(body.echo))
 
-    def _read_decisions(self, caller: Caller, key: str | None, content: bytes) -> Asked:
+    def _read_decisions(self, caller: Caller, key: str | None, content: bytes) -> ParsedRequest:
         body = read_decisions(content, self._config)
-        policy = self._policy_of(caller, body.model)
+        policy = self._policies.named(body.model, caller)
         group = policy.settings.group and body.group_at(policy.settings.group, caller.label)
-        return Asked(
+        return ParsedRequest(
             route=DECISIONS,
             content=content,
             caller_id=caller.id,
@@ -631,8 +523,8 @@ class DecisionRoutes:
 
     def _read_chat(
         self, route: str, caller: Caller, key: str | None, content: bytes, chat: CompletionRequest, shape: ReplyShape
-    ) -> Asked:
-        policy = self._policy_of(caller, chat.model)
+    ) -> ParsedRequest:
+        policy = self._policies.named(chat.model, caller)
         settings = policy.settings
         chat = chat if settings.group != KEY_LABEL else replace(chat, label=caller.label)
         text = policy.pair.form == "text" and chat.menu is not None and chat.menu.field is not None
@@ -644,7 +536,7 @@ class DecisionRoutes:
             questions = [ChatRequest(chat.body, id=new_id(), group=group if settings.sticky is None else None)]
         whole = shape.streamed if chat.stream else shape.whole
         name = chat.body.get("user") if settings.session == "user" else chat.session
-        return Asked(
+        return ParsedRequest(
             route=route,
             content=content,
             caller_id=caller.id,
@@ -657,10 +549,6 @@ class DecisionRoutes:
             session=chat.session,
             conversation=name if settings.session is not None and isinstance(name, str) else None,
         )
-
-    def _policy_of(self, caller: Caller, model: str) -> LivePolicy:
-        """Return the policy that a request names, once its caller is known to be allowed to use it."""
-        return self._policies.named(model, caller)
 
 
 def is_continuable(record: DecisionRecord, policy: LivePolicy) -> bool:
@@ -690,13 +578,6 @@ async def all_settled(calls: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Re
     return results
 
 
-async def _keep_pending(attempt: Attempt, place: int, outcome: Outcome) -> None:
-    """Record a decision before any Guardian is asked, if neither a crash nor a retry may lose it."""
-    lasting = attempt.claim is not None or outcome.audit is not None or outcome.session is not None
-    if lasting and outcome.event.id not in attempt.recorded:
-        await attempt.begin(place, outcome)
-
-
 def _require_answers(policy: LivePolicy, outcomes: Sequence[Outcome]) -> None:
     """Refuse to answer if the Guardian failed; the records are kept nevertheless.
 
@@ -713,24 +594,208 @@ def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:
     return "stop" if policy.pair.form == "menu" else message_of_decision(outcome.decision, None)[1]
 
 
-def _listed(audit: Audit | None) -> list[Audit]:
-    return [] if audit is None else [audit]
-
-
-def _response(attempt: Attempt) -> Response:
-    """Return the response that an attempt ended with.
+def _response(reply: Replied) -> Response:
+    """Return the response to a request that does not stream.
 
     Raises:
         RequestError: people have not decided in time.
     """
-    reply = attempt.reply
-    if reply is None:
-        raise caller_left()
     saved = reply.response
     if saved.status != 200 and not reply.replayed:
         raise error_again(saved)
     headers = {**saved.headers, "x-arbitrage-replayed": "true"} if reply.replayed else saved.headers
     return Response(saved.body, status_code=saved.status, headers=dict(headers))
+
+
+def other_session() -> RequestError:
+    """Return the error for a key whose decision is not part of the session in force: a key has one decision."""
+    return RequestError(
+        "the session began otherwise, or ended, since this Idempotency-Key was first used; send the turn with a new key",
+        status=409, code="session_begun", param="arbitrage.session", headers={"x-should-retry": "false"},
+    )  # fmt: skip
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode(errors="surrogatepass")).hexdigest()
+
+
+# --- One attempt to answer ---
+
+
+class Attempt:
+    """One attempt to answer a request: what was decided so far, and what of it is durable. Only its methods change it.
+
+    A commit that has begun is never cancelled: if the caller leaves meanwhile, the decision stands. An answer under an
+    idempotency key that is being sent is finished even if the caller leaves, so that the key has one reply.
+
+    Attributes:
+        request: the request.
+        claim: of its idempotency key; a request without one has a claim once people are asked.
+        progress: how far each decision has come, by the place of its question.
+        state: how far the reply has come.
+        left: whether the caller has disconnected.
+    """
+
+    def __init__(self, request: ParsedRequest, store: Store, metrics: Metrics) -> None:
+        self.request = request
+        self.claim: Claim | None = None
+        self.progress: dict[int, Progress] = {}
+        self.state = AttemptState.DECIDING
+        self.left = False
+        self._store = store
+        self._metrics = metrics
+        self._task = asyncio.current_task()
+        self._committing = 0
+
+    @property
+    def is_reviewed(self) -> bool:
+        """Whether people are asked about a question."""
+        return any(progress.reviewed for progress in self.progress.values())
+
+    def note(self, place: int, outcome: Outcome, *, recorded: bool) -> None:
+        """Note how far a decision has come; its first outcome may be of an earlier attempt that recorded it."""
+        before = self.progress.get(place)
+        self.progress[place] = Progress(outcome, recorded) if before is None else replace(before, outcome=outcome)
+
+    def hold(self, claim: Claim) -> None:
+        """Answer under a claim from now on."""
+        self.claim = claim
+
+    def replay(self, response: SavedResponse) -> Replied:
+        """End with a reply that another attempt made."""
+        self.state = AttemptState.REPLIED
+        return Replied(response, replayed=True)
+
+    async def commit(
+        self,
+        events: Sequence[Event],
+        *,
+        audits: Sequence[Audit] = (),
+        reply: Replied | None = None,
+        begun: Mapping[int, str] | None = None,
+        news: Sequence[str] = (),
+        reviews: ReviewWork | None = None,
+    ) -> None:
+        """Make events durable, with audits, with the reply that ends the attempt, and as news of these decisions.
+
+        Raises:
+            LostClaimError: another gateway took over the idempotency key; nothing was written.
+        """
+        start = time.perf_counter()
+        self._committing += 1
+        try:
+            claim, response = self.claim, None if reply is None else reply.response
+            await self._store.run(
+                stored_events.commit, events, audits=audits, news=news, claim=claim, response=claim and response,
+                begun=claim and begun, reviews=claim and reviews,
+            )  # fmt: skip
+            if reply is not None:
+                self.state = AttemptState.REPLIED
+        finally:
+            self._committing -= 1
+            if self.left:
+                self._stop()
+        self._metrics.commit.observe(time.perf_counter() - start)
+
+    async def begin(self, place: int, audit: Audit | None, reviews: ReviewWork | None = None) -> None:
+        """Make a pending decision durable before the Guardian is asked; one that is recorded needs only its reviews."""
+        progress = replace(self.progress[place], reviewed=reviews is not None)
+        self.progress[place] = progress
+        event = progress.outcome.event
+        new = [] if progress.recorded else [event]
+        await self.commit(new, audits=_listed(audit) if new else (), begun={place: event.id}, reviews=reviews)
+        self.progress[place] = replace(progress, recorded=True)
+
+    async def open(self, event: Event, audit: Audit | None) -> None:
+        """Make a decision durable whose answer is about to be sent; one that is recorded needs only its claim."""
+        progress = self.progress[0]
+        self.state = AttemptState.SENDING  # it stands even if the Guardian times out during the commit
+        try:
+            if not progress.recorded:
+                await self.commit([event], audits=_listed(audit))
+            elif self.claim is not None:
+                await self.commit([])
+        except StoreError:
+            self.state = AttemptState.DECIDING
+            raise
+        self.progress[0] = replace(progress, recorded=True)
+
+    async def end_undelivered(
+        self, events: Sequence[Event], audits: Sequence[Audit], digests: Mapping[str, str]
+    ) -> None:
+        """Record decisions of which nothing was delivered, for another attempt to continue.
+
+        Args:
+            events: how far each came.
+            audits: of those that are new.
+            digests: of their questions by id, by which a retry without a key finds them.
+        """
+        claim, outcomes = self.claim, [progress.outcome for progress in self.progress.values()]
+        begun = {place: progress.outcome.event.id for place, progress in self.progress.items()}
+        await self._store.run(
+            stored_events.commit, events, audits=audits, claim=claim, begun=claim and begun,
+            news=[outcome.event.id for outcome in outcomes if outcome.audit is not None],
+            undelivered=digests if claim is None or self.request.key is None else None,
+        )  # fmt: skip
+        # Known here at once: a retry may come before the store is next asked how it stands.
+        self._store.has_undelivered = True
+
+    async def cut_off(self, finish: str) -> None:
+        """Record that the answer which is being sent has no end; it is not kept under the idempotency key."""
+        if self.state is AttemptState.SENDING:
+            self.state = AttemptState.CUT_OFF
+            await self.note_cut_off(finish)
+
+    async def note_cut_off(self, finish: str) -> None:
+        """Record that the only answer of the request was not sent to its end."""
+        outcome = self.progress[0].outcome
+        await self._store.run(
+            stored_events.commit,
+            [Event(id=outcome.event.id, body=CompletionBody(finish=finish))],
+            audits=_listed(still_unanswered(outcome.audit, outcome.decision)),
+            news=[outcome.event.id],
+        )
+
+    @contextmanager
+    def watching(self, receive: Receive | None) -> Generator[None]:
+        """Cancel the attempt if its caller leaves; None if there is no caller who waits."""
+        if receive is None:
+            yield
+            return
+        watching = asyncio.create_task(_disconnected(receive))
+        watching.add_done_callback(self._leave)
+        try:
+            yield
+        finally:
+            watching.remove_done_callback(self._leave)
+            watching.cancel()
+
+    def _leave(self, _: object) -> None:
+        """Cancel the attempt because its caller has left; a commit finishes first, and after the last it is too late."""
+        self.left = True
+        self._stop()
+
+    def _stop(self) -> None:
+        """Cancel the attempt, unless it is being committed, is over, or is an answer that its key will be asked for."""
+        kept = self.state is not AttemptState.DECIDING and (
+            self.state is AttemptState.REPLIED or self.claim is not None
+        )
+        if self._task is not None and not self._committing and not kept:
+            self._task.cancel()
+
+    def was_cancelled_by_caller(self) -> bool:
+        """Return whether the caller's leaving is the only reason for a cancellation."""
+        return self.left and self._task is not None and self._task.uncancel() == 0
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Wait until the caller disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _listed(audit: Audit | None) -> list[Audit]:
+    return [] if audit is None else [audit]
 
 
 # --- An answer that is sent while it is written ---
@@ -751,7 +816,7 @@ class _LiveAnswer:
         self.chunks: LiveEvents | None = None
         self._attempt = attempt
         self._events = events
-        self._policy = attempt.asked.policy
+        self._policy = attempt.request.policy
         self._metrics = metrics
         self._render = render
         self._held: list[Mapping[str, Any]] = []
@@ -784,7 +849,7 @@ class _LiveAnswer:
             self._sent.append(piece)
         await self._events.put(piece)
 
-    async def finish(self, outcome: Outcome, decider: Decider) -> None:
+    async def finish(self, outcome: Outcome, decider: Decider) -> Replied:
         """Record how the answer ended, then send the last chunks.
 
         Raises:
@@ -796,9 +861,11 @@ class _LiveAnswer:
         if leg.error is not None or self.chunks is None:
             raise guardian_failure(leg)
         finish, last = self.chunks.last(outcome)
-        reply = SavedResponse(status=200, headers=self._events.headers, body=b"".join([*self._sent, last]))
-        await self._attempt.commit([decider.completion(self._policy, outcome, finish)], response=reply)
+        body = b"".join([*self._sent, last])
+        reply = Replied(SavedResponse(status=200, headers=self._events.headers, body=body))
+        await self._attempt.commit([decider.completion(self._policy, outcome, finish)], reply=reply)
         await self._events.put(last)
+        return reply
 
 
 def _is_answer(delta: Mapping[str, Any]) -> bool:
@@ -823,17 +890,16 @@ class Idempotency:
         self._store = store
         self._places = places
         self._metrics = metrics
-        self._renewing: dict[str, asyncio.Task[None]] = {}  # the claims of requests without a key, by owner
+        self._renewing: dict[str, asyncio.Task[None]] = {}  # claims that are held, by owner
 
-    @asynccontextmanager
-    async def attempt(self, asked: Asked, receive: Receive | None = None) -> AsyncGenerator[Attempt]:
-        """Attempt to answer a request; the body runs only while the caller waits, if there is one.
-
-        If the attempt begins with a response, the key was used before and the body has nothing to do. A claim that another
-        gateway takes over meanwhile ends it with that gateway's response.
+    async def reply(
+        self, request: ParsedRequest, answer: Callable[[Attempt], Awaitable[Replied | Waiting]], receive: Receive | None
+    ) -> Replied | Waiting:
+        """Return the reply that was given under the request's key, else answer while its caller waits.
 
         Args:
-            asked: the request.
+            request: the request.
+            answer: makes the attempt.
             receive: tells when the caller disconnects; None if nobody waits for the reply.
 
         Raises:
@@ -841,29 +907,46 @@ class Idempotency:
                 left before the reply was complete, which is recorded.
             LostClaimError: another gateway took over after part of the answer was sent.
         """
-        attempt = Attempt(asked, self._store, self._metrics)
-        watching = None if receive is None else asyncio.create_task(_disconnected(receive))
-        if watching is not None:
-            watching.add_done_callback(attempt.leave)
+        attempt = Attempt(request, self._store, self._metrics)
+        with attempt.watching(receive):
+            try:
+                return await self._claimed(attempt, answer)
+            except asyncio.CancelledError:
+                if not attempt.was_cancelled_by_caller():
+                    raise
+                if not attempt.progress:  # else each decision has its own record
+                    await self._record_departure(request)
+                raise caller_left() from None
+
+    async def _claimed(
+        self, attempt: Attempt, answer: Callable[[Attempt], Awaitable[Replied | Waiting]]
+    ) -> Replied | Waiting:
+        """Answer under a claim of the request's key, if there is one, or find what another attempt replied."""
+        request = attempt.request
         try:
-            if asked.key is None:
-                yield attempt
-            else:
-                async with self._claimed(attempt, asked.key):
-                    yield attempt
-        except asyncio.CancelledError:
-            if not attempt.was_cancelled_by_caller():
-                raise
-            await self._record_departure(attempt)
-            raise caller_left() from None
+            if request.key is not None:
+                claimed = await self._claim(request, request.key)
+                if isinstance(claimed, SavedResponse):
+                    return self._replay(attempt, claimed)
+                self._hold(attempt, claimed)
+            return await answer(attempt)
+        except LostClaimError:
+            if request.key is None or attempt.state in (AttemptState.SENDING, AttemptState.CUT_OFF):
+                raise  # what was sent cannot be taken back
+            return self._replay(attempt, await self._taken_over(request, request.key))
         finally:
-            if watching is not None:
-                watching.remove_done_callback(attempt.leave)
-                watching.cancel()
-            if asked.key is None and attempt.claim is not None:
+            if attempt.claim is not None:
                 self._renewing.pop(attempt.claim.owner).cancel()
-                if attempt.reply is None:
+                if attempt.state is not AttemptState.REPLIED:
                     await asyncio.shield(self._store.run(claims.release, attempt.claim))
+
+    async def _record_departure(self, request: ParsedRequest) -> None:
+        """Record that a caller left before any model had answered."""
+        body = DecisionBody(cancelled=True)
+        event = Event(
+            id=new_id(), body=body, policy=request.policy.name, key_id=request.caller_id, decided_by="cancelled"
+        )
+        await self._store.run(stored_events.commit, [event])
 
     async def hold(self, attempt: Attempt, name: str) -> Claim:
         """Return the claim of an attempt; one without a key gets a claim under a name, by which its caller can come back.
@@ -871,53 +954,35 @@ class Idempotency:
         Raises:
             RequestError: 409 if another attempt holds that name.
         """
-        if attempt.claim is None:
-            claimed = await self._try_claim(attempt.asked.caller_id, name, _sha256(attempt.asked))
-            if not isinstance(claimed, Claim):
-                raise _in_progress()
-            attempt.claim = claimed
-            self._renewing[claimed.owner] = asyncio.create_task(self._renew(claimed))
-        return attempt.claim
+        if attempt.claim is not None:
+            return attempt.claim
+        claimed = await self._try_claim(attempt.request, name)
+        if not isinstance(claimed, Claim):
+            raise _in_progress()
+        return self._hold(attempt, claimed)
 
-    @asynccontextmanager
-    async def _claimed(self, attempt: Attempt, key: str) -> AsyncGenerator[None]:
-        """Hold a key's claim during an attempt, or find the response that was given before."""
-        caller_id, sha256 = attempt.asked.caller_id, _sha256(attempt.asked)
-        claimed = await self._claim(caller_id, key, sha256)
-        if isinstance(claimed, SavedResponse):
-            if claimed.status == GONE:
-                raise RequestError("the reply under this Idempotency-Key was erased", status=GONE, code="erased")
-            self._replay(attempt, claimed)
-            yield
-            return
-        attempt.claim = claimed
-        renewing = asyncio.create_task(self._renew(claimed))
-        try:
-            yield
-        except LostClaimError:
-            if isinstance(attempt.state, Sending):
-                raise  # what was sent cannot be taken back
-            self._replay(attempt, await self._taken_over(caller_id, key, sha256))
-        finally:
-            renewing.cancel()
-            if attempt.reply is None:
-                await asyncio.shield(self._store.run(claims.release, claimed))
+    def _hold(self, attempt: Attempt, claim: Claim) -> Claim:
+        attempt.hold(claim)
+        self._renewing[claim.owner] = asyncio.create_task(self._renew(claim))
+        return claim
 
-    def _replay(self, attempt: Attempt, response: SavedResponse) -> None:
-        attempt.state = Replied(response, replayed=True)
+    def _replay(self, attempt: Attempt, response: SavedResponse) -> Replied:
+        if response.status == GONE:
+            raise RequestError("the reply under this Idempotency-Key was erased", status=GONE, code="erased")
         self._metrics.replays.inc()
+        return attempt.replay(response)
 
-    async def _claim(self, caller_id: str, key: str, sha256: str) -> Claim | SavedResponse:
+    async def _claim(self, request: ParsedRequest, key: str) -> Claim | SavedResponse:
         """Wait for the claim, or for the response of whoever holds it."""
         if not 0 < len(key) <= 255 or not key.isprintable():
             raise RequestError("Idempotency-Key must have 1 to 255 printable characters", code="bad_idempotency_key")
-        claimed = await self._try_claim(caller_id, key, sha256)
+        claimed = await self._try_claim(request, key)
         if claimed == "under way":
-            with self._places.held(caller_id) as patient:
+            with self._places.held(request.caller_id) as patient:
                 ends = time.monotonic() + (LONGEST_WAIT if patient else 0.0)
                 while claimed == "under way" and time.monotonic() < ends:
                     await asyncio.sleep(0.05)
-                    claimed = await self._try_claim(caller_id, key, sha256)
+                    claimed = await self._try_claim(request, key)
         if claimed == "under way":
             raise _in_progress()
         if claimed == "other body":
@@ -927,9 +992,9 @@ class Idempotency:
             )  # fmt: skip
         return claimed
 
-    async def _taken_over(self, caller_id: str, key: str, sha256: str) -> SavedResponse:
+    async def _taken_over(self, request: ParsedRequest, key: str) -> SavedResponse:
         """Return the response of the gateway that took over a claim."""
-        claimed = await self._claim(caller_id, key, sha256)
+        claimed = await self._claim(request, key)
         if isinstance(claimed, SavedResponse):
             return claimed
         await asyncio.shield(
@@ -937,9 +1002,10 @@ class Idempotency:
         )  # it failed too: let the caller's retry start over
         raise _in_progress()
 
-    async def _try_claim(self, caller_id: str, key: str, sha256: str) -> Claimed:
+    async def _try_claim(self, request: ParsedRequest, name: str) -> Claimed:
         """Ask for the claim; release one that is granted after the request was cancelled."""
-        claiming = asyncio.ensure_future(self._store.run(claims.take, caller_id, key, sha256, lease=LEASE))
+        claim = self._store.run(claims.take, request.caller_id, name, request.content_sha256, lease=LEASE)
+        claiming = asyncio.ensure_future(claim)
         try:
             return await asyncio.shield(claiming)
         except asyncio.CancelledError:
@@ -958,27 +1024,6 @@ class Idempotency:
             await asyncio.sleep(LEASE / 3)
             with suppress(StoreError):  # unreachable for now; the lease leaves time for another attempt
                 held = await self._store.run(claims.renew, claim, lease=LEASE)
-
-    async def _record_departure(self, attempt: Attempt) -> None:
-        """Record that the caller left before the answer, or in the middle of it."""
-        if isinstance(attempt.state, Sending):
-            await attempt.cut_off("cancelled")
-            return
-        if attempt.outcomes:
-            return  # each has its own record
-        asked, body = attempt.asked, DecisionBody(cancelled=True)
-        event = Event(id=new_id(), body=body, policy=asked.policy.name, key_id=asked.caller_id, decided_by="cancelled")
-        await self._store.run(stored_events.commit, [event])
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Wait until the caller disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _sha256(asked: Asked) -> str:
-    return sha256(asked.content).hexdigest()
 
 
 def begun_otherwise(policy: str) -> RequestError:
@@ -1017,13 +1062,12 @@ class ReviewedRequests:
         self._idempotency = idempotency
         self._claiming = asyncio.Lock()
 
-    async def put(self, attempt: Attempt, place: int, terms: ReviewTerms, query: Query, outcome: Outcome) -> None:
+    async def put(self, attempt: Attempt, place: int, terms: ReviewTerms, query: Query) -> None:
         """Record a pending decision and put its question into the queue, in one transaction."""
-        asked, policy = attempt.asked, attempt.asked.policy
-        id, pending, size = outcome.event.id, outcome.decision, len(query.actions)
+        policy, outcome = attempt.request.policy, attempt.progress[place].outcome
+        pending, size = outcome.decision, len(query.actions)
         async with self._claiming:  # several questions of one request share its claim
-            claim = await self._idempotency.hold(attempt, f"review:{id}")
-        attempt.reviewed = True
+            claim = await self._idempotency.hold(attempt, f"review:{outcome.event.id}")
         rule = policy.rule
         if isinstance(rule, ConformalArbitrage) and policy.mode != "shadow":
             query = rule.menu(query, pending)
@@ -1038,33 +1082,36 @@ class ReviewedRequests:
             drawn=outcome.audit is not None and whole,
             primary=next((leg.scores for leg in pending.legs if leg.role == "primary"), None),
         )
-        waiting = ReviewRequest(
-            key_id=claim.key_id, name=claim.name, policy=policy.name, route=asked.route, body=asked.content
-        )
-        work = ReviewWork(items=items, request=waiting, deadline=terms.settings.deadline)
-        if id in attempt.recorded:
-            await attempt.commit([], begun={place: id}, reviews=work)
-            return
-        audits = [] if outcome.audit is None else [replace(outcome.audit, ask=outcome.audit.ask and not whole)]
-        await attempt.commit([outcome.event], audits=audits, begun={place: id}, reviews=work)
-        attempt.recorded.add(id)
+        request = ReviewRequest(
+            key_id=claim.key_id, name=claim.name, policy=policy.name, route=attempt.request.route,
+            body=attempt.request.content,
+        )  # fmt: skip
+        work = ReviewWork(items=items, request=request, deadline=terms.settings.deadline)
+        audit = None if outcome.audit is None else replace(outcome.audit, ask=outcome.audit.ask and not whole)
+        await attempt.begin(place, audit, work)
 
-    async def commit_expired(self, attempt: Attempt) -> None:
+    async def commit_expired(self, attempt: Attempt) -> Replied:
         """Keep the reply to a request that people have not decided, and record that its decisions have no action."""
-        policy, outcomes = attempt.asked.policy, attempt.outcomes.values()
+        policy, progress = attempt.request.policy, attempt.progress.values()
+        outcomes = [entry.outcome for entry in progress]
+        new = [entry.outcome for entry in progress if not entry.recorded]
         ends = [self._decider.completion(policy, outcome, "failed") for outcome in outcomes]
-        news = [outcome.event.id for outcome in outcomes if outcome.audit is not None]
-        new = [outcome for outcome in outcomes if outcome.event.id not in attempt.recorded]
-        audits = [outcome.audit for outcome in new if outcome.audit is not None]
-        events = [*(outcome.event for outcome in new), *ends]
-        reply = saved_error(_expired(policy, list(outcomes)))
-        await attempt.commit(events, audits=audits, response=reply, news=news, reviews=ENDED)
+        reply = Replied(saved_error(_expired(policy, outcomes)))
+        await attempt.commit(
+            [*(outcome.event for outcome in new), *ends],
+            audits=[outcome.audit for outcome in new if outcome.audit is not None],
+            news=[outcome.event.id for outcome in outcomes if outcome.audit is not None],
+            reply=reply,
+            reviews=ENDED,
+        )
+        return reply
 
     async def waiting(self, attempt: Attempt, terms: ReviewTerms) -> Waiting:
         """Return what a caller is told until people have decided."""
-        id = next(outcome.event.id for outcome in attempt.outcomes.values() if outcome.decision.answer is None)
+        outcomes = [progress.outcome for progress in attempt.progress.values()]
+        id = next(outcome.event.id for outcome in outcomes if outcome.decision.answer is None)
         team = terms.name
-        keyed = attempt.asked.key is not None
+        keyed = attempt.request.key is not None
         [backlog] = await self._store.run(stored_reviews.backlogs, {team: self._queue.people()[team]})
         votes = [
             vote.held
@@ -1093,7 +1140,7 @@ class ReviewedRequests:
 
     async def withdraw(self, attempt: Attempt) -> None:
         """Withdraw the questions of a caller who left without a key to come back with."""
-        if attempt.asked.key is None and attempt.claim is not None:
+        if attempt.request.key is None and attempt.claim is not None:
             await self._store.run(stored_reviews.withdraw_request, attempt.claim.key_id, attempt.claim.name)
 
     async def with_facts(self, events: Sequence[Event]) -> list[Event]:
@@ -1127,60 +1174,3 @@ def error_again(saved: SavedResponse) -> RequestError:
     error = msgspec.json.decode(saved.body, type=dict[str, dict[str, str | None]])["error"]
     headers = {name: value for name, value in saved.headers.items() if name != "content-type"}
     return RequestError(str(error["message"]), status=saved.status, code=str(error["code"]), headers=headers)
-
-
-# --- Sessions ---
-
-
-class Sessions:
-    """The sessions of sticky policies, in the store, so that every gateway on it keeps them alike.
-
-    Args:
-        store: where they are kept; names only as digests.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def current(self, policy: LivePolicy, caller_id: str, name: str | None) -> Conversation | None:
-        """Return the caller's session of that name, unless it has not begun or is over."""
-        return (
-            None
-            if name is None
-            else await self._store.run(claims.find_conversation, caller_id, policy.name, _digest(name))
-        )
-
-    async def settle(self, outcome: Outcome, policy: LivePolicy, caller_id: str, name: str, version: int) -> None:
-        """Let a session begin or go on with the first outcome of a turn, before anything is sent.
-
-        Args:
-            outcome: of the turn.
-            policy: a sticky policy.
-            caller_id: whose session it is.
-            name: the session's name.
-            version: of the policy when the session began.
-
-        Raises:
-            RequestError: 409 if another request has begun the session meanwhile.
-        """
-        session = outcome.session or str(outcome.decision.id)
-        chosen = outcome.held or ("primary" if outcome.decision.decided_by == "primary" else "guardian")
-        mine = Conversation(caller_id, policy.name, _digest(name), session, chosen, version)
-        in_force = await self._store.run(claims.settle_conversation, mine, idle=policy.settings.session_idle)
-        if in_force.id != session:
-            raise RequestError(
-                "another request has begun this session meanwhile; send this turn again", status=409, code="session_begun",
-                param="arbitrage.session", headers={"x-should-retry": "true"},
-            )  # fmt: skip
-
-
-def other_session() -> RequestError:
-    """Return the error for a key whose decision is not part of the session in force: a key has one decision."""
-    return RequestError(
-        "the session began otherwise, or ended, since this Idempotency-Key was first used; send the turn with a new key",
-        status=409, code="session_begun", param="arbitrage.session", headers={"x-should-retry": "false"},
-    )  # fmt: skip
-
-
-def _digest(name: str) -> str:
-    return sha256(name.encode(errors="surrogatepass")).hexdigest()
