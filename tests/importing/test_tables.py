@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from conformal_arbitrage import ScoreLog, ScoreLogError, calibrate
+from conformal_arbitrage import BatchColumns, OptionError, ScoreLog, ScoreLogError, calibrate
+from conformal_arbitrage.calibration.batch import open_items, read_items
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.importing import read_routellm, read_wide
+from conformal_arbitrage.importing.quickstart import label_columns
 from tests.importing.files import batch_line, completion, inspect_sample, sample, write_eval, write_lines
 
 
@@ -122,6 +124,68 @@ def test_every_format_has_a_command_that_writes_a_log(tmp_path, monkeypatch, rou
     text = invoke(*arguments).output
     assert text.startswith("Written: ")
     assert text.endswith("log.parquet\n")
+
+
+def items_in(log):
+    """The answers, risks and columns of an imported log as a table of items, and the column with the truth."""
+    with open_items(log) as table:
+        truth = label_columns(table)["truth"]
+        items = read_items(table, BatchColumns(id="id" if "id" in table.types else None))
+        assert not {"primary", "guardian", "guardian_answer"} & table.types.keys()
+        return table.texts("answer").tolist(), items, None if truth is None else table.texts(truth).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "truth"),
+    [
+        ("lm-eval", "red", ["red"]),
+        ("inspect", "4", None),
+        ("openai-batch", "4", None),
+        ("litellm", "4", None),
+        ("langfuse", "4", None),
+        ("table", "yes", None),
+    ],
+)
+def test_the_primary_of_an_imported_log_is_the_machine_of_a_batch(tmp_path, monkeypatch, routed, name, answer, truth):
+    monkeypatch.chdir(tmp_path)
+    shown = invoke("import", name, *commands(tmp_path, routed)[name], "-o", "log.parquet")
+    assert shown.exception is None, shown.output
+    answers, items, known = items_in("log.parquet")
+    assert (answers, known) == ([answer], truth)
+    assert items.labelled.all()
+    assert 0 < items.risk[0] < 0.4
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "answer", "truth"),
+    [
+        ("lm-eval", [1], "red", ["red"]),
+        ("inspect", [1], "4", ["4"]),
+        ("openai-batch", [1, 2, 3], "4", ["4"]),
+        ("litellm", [3, 4, 5, 6], "4", None),
+        ("langfuse", [3, 4, 5, 6], "4", None),
+    ],
+)
+def test_the_answers_of_one_model_are_the_items_of_a_batch(
+    tmp_path, monkeypatch, routed, name, left_out, answer, truth
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [each for k, each in enumerate(commands(tmp_path, routed)[name]) if k not in left_out]
+    shown = invoke("import", name, *arguments, "-o", "log.parquet")
+    assert shown.exception is None, shown.output
+    assert "Next: arbitrage batch plan log.parquet" in shown.output
+    answers, items, known = items_in("log.parquet")
+    assert (answers, known) == ([answer], truth)
+    assert 0 < items.risk[0] < 0.4
+    with pytest.raises(ScoreLogError, match="Guardian"):
+        calibrate(ScoreLog.read("log.parquet"), 0.1)
+
+
+def test_two_models_without_grades_are_refused(tmp_path, monkeypatch, routed):
+    monkeypatch.chdir(tmp_path)
+    small, large, *_ = commands(tmp_path, routed)["openai-batch"]
+    with pytest.raises(OptionError, match=r"\(--grade\)"):
+        raise invoke("import", "openai-batch", small, large, "-o", "log.parquet").exception
 
 
 def test_what_was_not_used_is_printed(tmp_path, routed):

@@ -481,10 +481,42 @@ class BatchItems:
 
 
 def open_items(source: object) -> ColumnReader:
-    """Open a table of items: a file, a folder or a pattern of Parquet files, or a frame."""
+    """Open a table of items, or a score log: a file, a folder or a pattern of Parquet files, or a frame.
+
+    Of a score log the Primary is the machine: its first choice among the actions, or in router form its answer, is the
+    label, and how sure it was of that the confidence. What tells of either is not among the columns, nor is the Guardian.
+    """
     if not isinstance(source, str | Path):
-        return FrameTable(source)
-    return PartsTable(str(source)) if is_many(str(source)) else Table(source)
+        table = FrameTable(source)
+    else:
+        table = PartsTable(str(source)) if is_many(str(source)) else Table(source)
+    if (columns := _items_of_log(table.types)) is not None:
+        table.select(columns)
+    return table
+
+
+_KEPT_OF_LOG: Final = ("id", "context", "group", "actions")
+
+
+def _items_of_log(types: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the columns of items in a score log, as SQL; None for a table that is none, or has no answers."""
+    routed = "primary_answer" in types
+    if "primary" not in types or "answer" in types or not (routed or "actions" in types):
+        return None
+    scores = 'try_cast("primary" as double[])'
+    options = "from_json(actions, '[\"VARCHAR\"]')" if types.get("actions") == "VARCHAR" else "actions"
+    sure = f"{scores}[2]" if routed else f"list_max({scores})"
+    known = f"len({scores}) > 0 and list_bool_and([not isnan(coalesce(score, 'nan')) for score in {scores}])"
+    answer = "primary_answer" if routed else f"{options}[list_position({scores}, {sure})]"
+    columns = {name: quoted(name) for name in _KEPT_OF_LOG if name in types and not (routed and name == "actions")}
+    columns |= {"answer": f"case when {known} then {answer} end", "confidence": f"case when {known} then {sure} end"}
+    if not routed and "label" in types:
+        columns["truth"] = f"{options}[try_cast(label as bigint) + 1]"
+    elif not routed and "correct" in types:
+        columns["truth"] = f"{options}[list_position(try_cast(correct as double[]), 1)]"
+    elif "expected" in types:
+        columns["truth"] = "expected"
+    return columns
 
 
 def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = True, pilot: bool = False) -> BatchItems:

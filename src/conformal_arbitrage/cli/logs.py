@@ -149,7 +149,7 @@ _judge = options.chained(
 _GRADERS = "exact, regex, json-equal, python:MODULE:FUNCTION, judge or human"
 _by_model = options.chained(
     click.option("--primary", required=True, metavar="MODEL", help="The Primary's model, as the files name it."),
-    click.option("--guardian", required=True, metavar="MODEL", help="The Guardian's model."),
+    click.option("--guardian", metavar="MODEL", help="The Guardian's model; leave it out for the items of a batch."),
     click.option(
         "--join",
         metavar="FIELD",
@@ -176,7 +176,7 @@ def import_command() -> None:
 
 @import_command.command("lm-eval")
 @click.argument("primary")
-@click.argument("guardian")
+@click.argument("guardian", required=False)
 @click.option("--task", "tasks", multiple=True, metavar="NAME", help="Use this task only; may be repeated.")
 @click.option("--metric", metavar="NAME", help="Metric that grades generated answers, from 0 to 1.")
 @click.option("--filter", metavar="NAME", help="Filter of generated answers, if there are several.")
@@ -185,7 +185,7 @@ def import_command() -> None:
 @_confidences
 @_unpaired
 @_output
-def import_lm_eval_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
+def import_lm_eval_command(*, primary: str, guardian: str | None, output: str, as_json: bool, **settings: Any) -> None:
     """Read the per-sample files of two runs of lm-evaluation-harness (--log_samples), joined by document.
 
     PRIMARY and GUARDIAN are a samples file each, or a folder with several.
@@ -195,7 +195,7 @@ def import_lm_eval_command(*, primary: str, guardian: str, output: str, as_json:
 
 @import_command.command("inspect")
 @click.argument("primary")
-@click.argument("guardian")
+@click.argument("guardian", required=False)
 @click.option("--scorer", metavar="NAME", help="Score that grades an answer, if there are several.")
 @click.option(
     "--confidence",
@@ -209,29 +209,31 @@ def import_lm_eval_command(*, primary: str, guardian: str, output: str, as_json:
 @_confidences
 @_unpaired
 @_output
-def import_inspect_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
+def import_inspect_command(*, primary: str, guardian: str | None, output: str, as_json: bool, **settings: Any) -> None:
     """Read the logs of two models on one task of inspect_ai (.eval or .json), joined by sample."""
     _write(read_inspect(primary, guardian, **settings), output, as_json=as_json)
 
 
 @import_command.command("openai-batch")
 @click.argument("primary")
-@click.argument("guardian")
+@click.argument("guardian", required=False)
 @click.option("--requests", metavar="FILE", help="The input file of the batch, for the questions.")
-@click.option("--grade", required=True, metavar="HOW", help=f"Grader: {_GRADERS}.")
+@click.option("--grade", metavar="HOW", help=f"Grader of both models' answers: {_GRADERS}.")
 @_expected
 @_confidences
 @_unpaired
 @_judge
 @_output
-def import_openai_batch_command(*, primary: str, guardian: str, output: str, as_json: bool, **settings: Any) -> None:
+def import_openai_batch_command(
+    *, primary: str, guardian: str | None, output: str, as_json: bool, **settings: Any
+) -> None:
     """Read the output files of two batches of the OpenAI API over the same requests, joined by custom_id."""
     _write(read_openai_batch(primary, guardian, **settings), output, as_json=as_json)
 
 
 @import_command.command("litellm")
 @click.argument("files", nargs=-1, required=True)
-@click.option("--grade", required=True, metavar="HOW", help=f"Grader: {_GRADERS}.")
+@click.option("--grade", metavar="HOW", help=f"Grader of both models' answers: {_GRADERS}.")
 @click.option(
     "--confidence",
     default="logprob",
@@ -300,12 +302,13 @@ def _report(imported: Imported, output: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**imported.to_dict(), "output": output})
         return
-    click.echo(f"Written: {output}, {n_rows(len(imported.log))} of {imported.models[0]} and {imported.models[1]}")
+    click.echo(f"Written: {output}, {n_rows(len(imported.log))} of {' and '.join(imported.models)}")
     for kind in imported.unused.to_list():
         click.echo(f"  not used: {kind['count']} {kind['reason']}, such as {', '.join(kind['examples'])}")
     for note in imported.notes:
         click.echo(f"  note: {note}")
-    click.echo(f"Next: arbitrage inspect {output}")
+    batch = len(imported.models) == 1
+    click.echo(f"Next: arbitrage batch plan {output} --error 5%" if batch else f"Next: arbitrage inspect {output}")
 
 
 _CONVERTED = {

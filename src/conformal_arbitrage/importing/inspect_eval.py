@@ -51,7 +51,7 @@ class EvalFile:
 
 async def read_inspect(
     primary: str | Path,
-    guardian: str | Path,
+    guardian: str | Path | None = None,
     *,
     scorer: str | None = None,
     confidence: str = "logprob",
@@ -64,7 +64,7 @@ async def read_inspect(
 
     Args:
         primary: the Primary's log.
-        guardian: the Guardian's log.
+        guardian: the Guardian's log; without one, the answers are the items of a batch.
         scorer: the score that grades an answer; needed if there are several.
         confidence: "logprob" (the mean token probability), "agreement" (the share of epochs whose answer is that of the
             first), or the name of a score of the Primary.
@@ -77,18 +77,17 @@ async def read_inspect(
         ScoreLogError: a log is damaged, unfinished, or of another task.
     """
     unused = Tally()
-    logs = _read_log(primary), _read_log(guardian)
-    if logs[0].task != logs[1].task:
+    logs = [_read_log(path) for path in (primary, guardian) if path is not None]
+    if logs[0].task != logs[-1].task:
         raise ScoreLogError(
-            f"the tasks differ: {logs[0].task!r} and {logs[1].task!r}; evaluate both models on one task"
+            f"the tasks differ: {logs[0].task!r} and {logs[-1].task!r}; evaluate both models on one task"
         )
+    graded, scorer = grade is None and guardian is not None, scorer if grade is None else None
     runs = [
-        ModelRun(
-            model=log.model, answers=_answers(log, scorer if grade is None else None, confidence, group, unused, grade)
-        )
+        ModelRun(model=log.model, answers=_answers(log, scorer, confidence, group, unused, graded=graded))
         for log in logs
     ]
-    step = GradingStep(grade=grade, confidences=confidences)
+    step = GradingStep(grade=grade, graded=graded, confidences=confidences)
     return await import_runs("inspect", runs, step, unused=unused, unpaired=unpaired)
 
 
@@ -115,7 +114,7 @@ def _read_log(path: str | Path) -> EvalFile:
 
 
 def _answers(
-    log: EvalFile, scorer: str | None, confidence: str, group: str | None, unused: Tally, grade: str | None
+    log: EvalFile, scorer: str | None, confidence: str, group: str | None, unused: Tally, *, graded: bool
 ) -> dict[str, LoggedAnswer]:
     """Return the answers of the first epoch by sample."""
     epochs: dict[str, dict[int, Document]] = {}
@@ -138,7 +137,7 @@ def _answers(
             messages=conversation(first.get("input")),
             text=text,
             confidence=_confidence(first, others, confidence, scorer),
-            grade=_grade(log.path, first, scorer) if grade is None else None,
+            grade=_grade(log.path, first, scorer) if graded else None,
             expected=str(first.get("target", "")),
             group=text_of(first, group),
             input_tokens=tokens[0],

@@ -40,7 +40,7 @@ async def read_langfuse(
     files: Sequence[str | Path],
     *,
     primary: str,
-    guardian: str,
+    guardian: str | None = None,
     score: str | None = None,
     grade: str | None = None,
     join: str | None = None,
@@ -57,7 +57,7 @@ async def read_langfuse(
     Args:
         files: files or folders with observations and scores.
         primary: the Primary's model, as the observations name it.
-        guardian: the Guardian's.
+        guardian: the Guardian's; without one, the answers are the items of a batch.
         score: the score that grades an answer, in [0, 1]; or else
         grade: a grader: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
         join: the field that both observations of a question share, such as traceId or metadata.item; without it,
@@ -71,7 +71,7 @@ async def read_langfuse(
         max_cost: dollars that the judge may cost.
         unpaired: "drop" states that questions of one model only are missing for reasons other than the answers.
     """
-    if (score is None) == (grade is None):
+    if guardian is not None and (score is None) == (grade is None):
         raise OptionError("name either the score that grades the answers, or a grader (--score or --grade)")
     unused = Tally()
     documents = [(place, _camel(document)) for place, document in read_documents(files)]
@@ -79,9 +79,18 @@ async def read_langfuse(
     if score is not None and not any(name == score for _, name in scores):
         known = ", ".join(sorted({name for _, name in scores})) or "none"
         raise OptionError(f"there is no score {score!r}; the files have {known}")
-    step = GradingStep(grade=grade, expected=expected, confidences=confidences, config=config, max_cost=max_cost)
+    step = GradingStep(
+        grade=grade,
+        graded=score is not None,
+        expected=expected,
+        confidences=confidences,
+        config=config,
+        max_cost=max_cost,
+    )
     calls = _calls(documents, scores, unused, join=join, score=score, confidence=confidence, group=group)
-    return await joined("langfuse", calls, (primary, guardian), step, unused, unpaired)
+    return await joined(
+        "langfuse", calls, [name for name in (primary, guardian) if name is not None], step, unused, unpaired
+    )
 
 
 def _camel(document: Document) -> Document:

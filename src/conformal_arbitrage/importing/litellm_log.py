@@ -33,8 +33,8 @@ async def read_litellm(
     files: Sequence[str | Path],
     *,
     primary: str,
-    guardian: str,
-    grade: str,
+    guardian: str | None = None,
+    grade: str | None = None,
     join: str | None = None,
     confidence: str = "logprob",
     group: str | None = None,
@@ -49,7 +49,7 @@ async def read_litellm(
     Args:
         files: files or folders: payloads as its S3, GCS or generic loggers write them, or rows of its spend logs.
         primary: the Primary's model, model group or model id.
-        guardian: the Guardian's.
+        guardian: the Guardian's; without one, the answers are the items of a batch.
         grade: how the answers are graded: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
         join: the field that both calls about a question share, such as trace_id or metadata.question; without it, calls
             with the same messages belong together.
@@ -64,7 +64,9 @@ async def read_litellm(
     unused = Tally()
     step = GradingStep(grade=grade, expected=expected, confidences=confidences, config=config, max_cost=max_cost)
     calls = _calls(files, unused, join=join, confidence=confidence, group=group)
-    return await joined("litellm", calls, (primary, guardian), step, unused, unpaired)
+    return await joined(
+        "litellm", calls, [name for name in (primary, guardian) if name is not None], step, unused, unpaired
+    )
 
 
 def _calls(

@@ -21,6 +21,7 @@ from conformal_arbitrage.importing.pairing import (
     Tally,
     Unpaired,
     import_runs,
+    menu_answers,
     menu_log,
 )
 from conformal_arbitrage.types import as_list, as_object
@@ -71,7 +72,7 @@ class Sample:
 
 async def read_lm_eval(
     primary: str | Path,
-    guardian: str | Path,
+    guardian: str | Path | None = None,
     *,
     tasks: Sequence[str] = (),
     metric: str | None = None,
@@ -85,7 +86,7 @@ async def read_lm_eval(
 
     Args:
         primary: the samples file of the Primary's run, or a folder with several; of several runs of a task, the newest.
-        guardian: the same for the Guardian.
+        guardian: the same for the Guardian; without one, the answers are the items of a batch.
         tasks: use these tasks only.
         metric: for generated text, the metric that grades an answer; needed if there are several.
         filter: for generated text, lm-eval's filter; needed if there are several.
@@ -98,29 +99,30 @@ async def read_lm_eval(
         ScoreLogError: a file is malformed, or the runs are of different documents.
     """
     unused = Tally()
-    ours, theirs = (_samples(path, tasks, filter, unused) for path in (primary, guardian))
-    names = _model_name(primary), _model_name(guardian)
-    menus = {sample.likelihoods is not None for run in (ours, theirs) for sample in run.values()}
+    paths = [path for path in (primary, guardian) if path is not None]
+    samples = [_samples(path, tasks, filter, unused) for path in paths]
+    names = [_model_name(path) for path in paths]
+    menus = {sample.likelihoods is not None for run in samples for sample in run.values()}
     if len(menus) > 1:
         raise ScoreLogError(
             f"{primary}: some tasks have options and others generate text, which need logs of their own; name some with "
             "--task"
         )
-    _refuse_other_documents(ours, theirs)
+    _refuse_other_documents(samples[0], samples[-1])
+    step = GradingStep(grade=grade, graded=grade is None and guardian is not None, confidences=confidences)
     if menus == {True}:
-        rows = [
-            {id: _menu_row(sample, normalized=length_normalized) for id, sample in run.items()}
-            for run in (ours, theirs)
-        ]
+        rows = [{id: _menu_row(sample, normalized=length_normalized) for id, sample in run.items()} for run in samples]
+        if guardian is None:
+            first = ModelRun(model=names[0], answers=menu_answers(rows[0]))
+            return await import_runs("lm-eval", [first], step, unused=unused, unpaired=unpaired)
         log, notes = menu_log(
             *rows, unpaired=unpaired, unused=unused, metric="acc_norm" if length_normalized else "acc"
         )
-        return Imported(log=log, source="lm-eval", models=names, unused=unused, notes=notes)
+        return Imported(log=log, source="lm-eval", models=tuple(names), unused=unused, notes=notes)
     runs = [
-        ModelRun(model=name, answers={id: _answer(sample, metric, grade) for id, sample in run.items()})
-        for name, run in zip(names, (ours, theirs), strict=True)
+        ModelRun(model=name, answers={id: _answer(sample, metric, graded=step.graded) for id, sample in run.items()})
+        for name, run in zip(names, samples, strict=True)
     ]
-    step = GradingStep(grade=grade, confidences=confidences)
     return await import_runs("lm-eval", runs, step, unused=unused, unpaired=unpaired)
 
 
@@ -195,7 +197,7 @@ def _menu_row(sample: Sample, *, normalized: bool) -> MenuRow:
     )  # fmt: skip
 
 
-def _answer(sample: Sample, metric: str | None, grade: str | None) -> LoggedAnswer:
+def _answer(sample: Sample, metric: str | None, *, graded: bool) -> LoggedAnswer:
     first = next(iter(as_list(sample.document.get("filtered_resps"))), None)
     tries = as_list(first) or as_list(next(iter(as_list(sample.document.get("resps"))), None))
     text = str(tries[0] if as_list(first) else first)
@@ -205,7 +207,7 @@ def _answer(sample: Sample, metric: str | None, grade: str | None) -> LoggedAnsw
         messages=[{"role": "user", "content": sample.arguments[0][0] if sample.arguments else ""}],
         text=text,
         confidence=sure,
-        grade=None if grade is not None else _metric(sample, metric),
+        grade=_metric(sample, metric) if graded else None,
         expected=str(sample.document.get("target", "")),
         group=sample.task,
     )

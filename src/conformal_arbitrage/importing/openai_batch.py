@@ -26,9 +26,9 @@ from conformal_arbitrage.types import Messages
 
 async def read_openai_batch(
     primary: str | Path,
-    guardian: str | Path,
+    guardian: str | Path | None = None,
     *,
-    grade: str,
+    grade: str | None = None,
     requests: str | Path | None = None,
     expected: str | Path | None = None,
     confidences: str | Path | None = None,
@@ -40,7 +40,7 @@ async def read_openai_batch(
 
     Args:
         primary: the Primary's output file, or a folder with its output and error files.
-        guardian: the same for the Guardian.
+        guardian: the same for the Guardian; without one, the answers are the items of a batch.
         grade: how the answers are graded: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
         requests: the input file of either batch, for the questions.
         expected: a table with `id` (the custom_id) and `expected`, for graders that compare.
@@ -51,7 +51,7 @@ async def read_openai_batch(
     """
     unused = Tally()
     questions = {} if requests is None else _questions(requests)
-    runs = [_run(path, questions) for path in (primary, guardian)]
+    runs = [_run(path, questions) for path in (primary, guardian) if path is not None]
     step = GradingStep(grade=grade, expected=expected, confidences=confidences, config=config, max_cost=max_cost)
     return await import_runs("openai-batch", runs, step, unused=unused, unpaired=unpaired)
 

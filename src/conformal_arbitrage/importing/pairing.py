@@ -84,14 +84,14 @@ class Imported:
     Attributes:
         log: the score log.
         source: the format.
-        models: the names of the Primary and the Guardian in the files.
+        models: the names of the Primary and the Guardian in the files; of the Primary alone if nobody is asked else.
         unused: what could not be used, by reason.
         notes: what the reader should know before calibrating.
     """
 
     log: ScoreLog
     source: str
-    models: tuple[str, str]
+    models: tuple[str, ...]
     unused: Tally = field(default_factory=Tally)
     notes: tuple[str, ...] = ()
 
@@ -100,7 +100,7 @@ class Imported:
         return {
             "format": self.source,
             "primary": self.models[0],
-            "guardian": self.models[1],
+            "guardian": self.models[1] if len(self.models) > 1 else None,
             "rows": len(self.log),
             "no_opinion_rows": int(self.log.no_opinion.sum()),
             "missing_guardian_rows": int(self.log.missing.sum()),
@@ -176,9 +176,26 @@ def router_log(graded: Sequence[Pair], unused: Tally) -> ScoreLog:
         raise ScoreLogError(
             "no answer of one of the models has a grade; grade them with --grade, or name the score that the files hold"
         )
+    return _in_router_form(pairs)
+
+
+def answers_log(answers: Sequence[LoggedAnswer]) -> ScoreLog:
+    """Return one model's answers in router form, without scores of a Guardian: the items of a batch.
+
+    Raises:
+        ScoreLogError: no answer has a confidence.
+    """
+    log = _in_router_form([(answer, LoggedAnswer(id=answer.id)) for answer in answers])
+    known = strings([answer.expected for answer in answers])
+    return replace(log, extra={**log.extra, "expected": known}) if known.any() else log
+
+
+def _in_router_form(pairs: Sequence[Pair]) -> ScoreLog:
+    """Return answers as a log, missing grades as missing Guardian scores."""
+    ours, theirs = [p for p, _ in pairs], [g for _, g in pairs]
     if all(p.confidence is None for p in ours):
         raise ScoreLogError(
-            "no answer of the Primary has a confidence, so every row would be deferred; ask it with logprobs, name the "
+            "no answer of the Primary has a confidence, so none could stand alone; ask it with logprobs, name the "
             "field that holds a confidence with --confidence, or bring a table of them with --confidences FILE"
         )
     log = ScoreLog.from_router(
@@ -193,7 +210,7 @@ def router_log(graded: Sequence[Pair], unused: Tally) -> ScoreLog:
         guardian_usage=_usage(theirs),
     )
     texts = {"primary_answer": strings([p.text for p in ours]), "guardian_answer": strings([g.text for g in theirs])}
-    return replace(log, extra=texts)
+    return replace(log, extra={name: values for name, values in texts.items() if values.any()})
 
 
 def _of_neither(primary: LoggedAnswer, guardian: LoggedAnswer) -> bool:
@@ -250,7 +267,8 @@ class GradingStep:
     """How answers without grades get them.
 
     Attributes:
-        grade: the grader; None if the export holds grades.
+        grade: the grader; None if the export holds grades, or there is one model only.
+        graded: the export holds grades.
         expected: a table with `id` and `expected`.
         confidences: a table with `id` and `confidence`.
         config: the configuration with the judge.
@@ -258,6 +276,7 @@ class GradingStep:
     """
 
     grade: str | None = None
+    graded: bool = False
     expected: str | Path | None = None
     confidences: str | Path | None = None
     config: str | Path = "arbitrage.toml"
@@ -267,7 +286,14 @@ class GradingStep:
 async def import_runs(
     source: str, runs: Sequence[ModelRun], step: GradingStep, *, unused: Tally, unpaired: Unpaired
 ) -> Imported:
-    """Return the answers of two models, Primary first, as a score log in router form."""
+    """Return the answers of two models, Primary first, as a score log in router form; of one model, without Guardian."""
+    if len(runs) == 1:
+        [run] = runs
+        alone = [(answer, answer) for answer in run.answers.values()]
+        answers = [answer for answer, _ in with_columns(alone, expected=step.expected, confidences=step.confidences)]
+        return Imported(log=answers_log(answers), source=source, models=(run.model,), unused=unused)
+    if step.grade is None and not step.graded:
+        raise OptionError("name how the answers of both models are graded (--grade)")
     pairs = paired(*runs, unpaired=unpaired, unused=unused)
     pairs = with_columns(pairs, expected=step.expected, confidences=step.confidences)
     log = router_log(await graded(pairs, step.grade, config=step.config, max_cost=step.max_cost), unused)
@@ -386,12 +412,12 @@ class ModelCall:
 async def joined(
     source: str,
     calls: Iterable[ModelCall],
-    models: tuple[str, str],
+    models: Sequence[str],
     step: GradingStep,
     unused: Tally,
     unpaired: Unpaired,
 ) -> Imported:
-    """Return the calls of two models as a score log."""
+    """Return the calls of two models, or of one, as a score log."""
     every = sorted(calls, key=lambda call: call.at)
     runs = [ModelRun(model=name, answers=_answers(every, name, unused)) for name in models]
     for call in every:
@@ -512,6 +538,23 @@ def menu_log(
         if (count := _differences(rows, texts=texts))
     ]
     return log, (*differing, *_advice(log))
+
+
+def menu_answers(rows: Mapping[str, MenuRow]) -> dict[str, LoggedAnswer]:
+    """Return what one model chose from each menu, how probable it found that, and the right option where it is known."""
+    texts = _reads_texts([*rows.values()])
+    answers: dict[str, LoggedAnswer] = {}
+    for id, row in rows.items():
+        shares, right = softmax(row.likelihoods), row.correct(texts=texts)
+        answers[id] = LoggedAnswer(
+            id=id,
+            messages=({"role": "user", "content": row.context},),
+            text=None if shares is None else row.options[row.top],
+            confidence=None if shares is None else max(shares),
+            expected=row.options[right.index(1.0)] if 1.0 in right else None,
+            group=row.group,
+        )
+    return answers
 
 
 def softmax(likelihoods: Sequence[float]) -> Numbers | None:

@@ -671,6 +671,14 @@ class ColumnReader:
                 extra[name] = self.anything(name)
         return lists, extra
 
+    def select(self, columns: Mapping[str, str]) -> None:
+        """Let the table have these columns only, each given as SQL over those that it has."""
+        [kind] = self._query("select table_type as t from information_schema.tables where table_name = 'source'")["t"]
+        self._run(f"alter {'view' if kind == 'VIEW' else 'table'} source rename to selected_from")
+        cells = ", ".join(f"{sql} as {quoted(name)}" for name, sql in columns.items())
+        self._run(f"create temp view source as select {cells} from selected_from")
+        self._describe()
+
     def _describe(self) -> None:
         """Learn the columns and the number of rows; a table without rows is refused."""
         described = self._query("describe source")
