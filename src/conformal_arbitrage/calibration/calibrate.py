@@ -182,6 +182,8 @@ def certify(
         most_actions=facts.most_actions,
         columns=dict(zip(("primary", "guardian"), log.columns, strict=True)),
         margin_quantiles=None if whole is None else _margin_quantiles(whole, options),
+        floor=None if whole is None else whole.floor,
+        not_asked_rows=0 if whole is None or whole.floor is None else int(whole.below_floor.sum()),
     )
     keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     return issue(
@@ -306,6 +308,7 @@ class _Thresholds:
 def _thresholds(survey: "LogSurvey | PartsSurvey", alpha: Fraction, options: CalibrationOptions) -> _Thresholds:
     if isinstance(survey, LogSurvey):
         _refuse_sessions(survey, options)
+        _refuse_floor(survey.log, options)
         if options.zero_one:
             refuse_graded(survey.log, options, survey.bound)
         if options.by is not None:
@@ -403,6 +406,16 @@ def _refuse_sessions(survey: "LogSurvey", options: CalibrationOptions) -> None:
         refuse_combination("session", *options.kinds, *_FORMS[survey.log.is_router])
 
 
+def _refuse_floor(log: ScoreLog, options: CalibrationOptions) -> None:
+    """Refuse options under which a row that is deferred can lose, for a log in which such rows were not asked about."""
+    if log.floor is not None:
+        refuse_combination("floor", *options.kinds)
+        if options.grid is not None:
+            raise OptionError(
+                f"{log.source}: was collected with a floor, which is not on a grid; leave grid= (--grid) out"
+            )
+
+
 def _net_losses(log: ScoreLog, options: CalibrationOptions, thresholds: _Thresholds) -> Floats | None:
     """Return the losses of a log where gains are counted, without some that are 0; None for other losses."""
     grades, fit = options.grades(log), thresholds.fit
@@ -462,8 +475,19 @@ def find_fits(
     """
     if delta is None or options.is_binary(survey.log, survey.bound) or not isinstance(survey, LogSurvey):
         limits = [_limit(alpha, survey.bound, survey.n, survey.tick_digits, options, delta) for alpha in alphas]
-        return [_fit(survey.n, threshold) for threshold in survey.thresholds(limits)]
-    return [_betting_fit(survey, alpha, options, delta) for alpha in alphas]
+        fits = [_fit(survey.n, threshold) for threshold in survey.thresholds(limits)]
+    else:
+        fits = [_betting_fit(survey, alpha, options, delta) for alpha in alphas]
+    return [_from_floor(survey, fit) for fit in fits] if isinstance(survey, LogSurvey) else fits
+
+
+def _from_floor(survey: "LogSurvey", fit: Fit) -> Fit:
+    """Return a threshold that is at least the floor of the log, between 0 and which no row loses anything."""
+    floor = survey.log.floor
+    if floor is None or fit.relaxation is None or fit.relaxation >= floor:
+        return fit
+    total = survey.curve.row_losses(floor, fit.boundary_u).sum()
+    return replace(fit, relaxation=floor, total=Fraction(int(total), 10**survey.tick_digits))
 
 
 def _fit(n: int, threshold: RiskThreshold | None) -> Fit:
@@ -602,8 +626,13 @@ class RowFacts:
 class LogSurvey:
     """A log in memory: one part, whose events are all here."""
 
-    log: ScoreLog
+    recorded: ScoreLog
     options: CalibrationOptions
+
+    @cached_property
+    def log(self) -> ScoreLog:
+        """The rows as they count: those below a floor are deferred at every relaxation."""
+        return self.recorded if self.recorded.floor is None else self.recorded.above_floor()
 
     @cached_property
     def n(self) -> int:
@@ -641,7 +670,7 @@ class LogSurvey:
 
     def sha256(self) -> str:
         """Return the digest of all rows, in whichever order."""
-        return self.log.sha256()
+        return self.recorded.sha256()
 
     def thresholds(self, limits: Sequence[int]) -> list[RiskThreshold | None]:
         """Return the smallest threshold at which the total is within each limit, in ticks; None if none is."""
@@ -660,6 +689,7 @@ def needs_all_rows(options: CalibrationOptions, log: ScoreParts | SparkTable) ->
         "a confidence for graded losses": options.confidence is not None and not (log.binary or options.zero_one),
         "zero_one=True (--zero-one)": options.zero_one,
         "a log of sessions": SESSION_TURNS in log.types,
+        "a log with a floor": isinstance(log, ScoreParts) and log.floor is not None,
         'boundary="random" without ids': options.boundary == "random" and not has_ids(log),
     }
     return next((reason for reason, needed in needs.items() if needed), None)

@@ -66,7 +66,15 @@ from conformal_arbitrage.calibration.promises import (
     is_chain,
 )
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws, question_draw
-from conformal_arbitrage.calibration.words import as_written, chain_facts, chain_text, guarantee, summary, wrong_allowed
+from conformal_arbitrage.calibration.words import (
+    as_written,
+    chain_facts,
+    chain_text,
+    floor_binds,
+    guarantee,
+    summary,
+    wrong_allowed,
+)
 from conformal_arbitrage.core.bounds import Interval, hypergeometric_limit, next_range
 from conformal_arbitrage.core.exact import (
     SINGLE_DIGITS,
@@ -632,7 +640,22 @@ def _wrong_evidence(certificate: "Certificate", deferring: bool) -> _Checks:
             quantiles,
             quantiles is not None and not are_quantiles(quantiles, drawn=rule.boundary == "random"),
         ),
+        "floor": (evidence.floor, not _is_floor(certificate, evidence.floor)),
+        "not_asked_rows": (
+            evidence.not_asked_rows,
+            not 0 <= evidence.not_asked_rows <= (0 if evidence.floor is None else n),
+        ),
     }
+
+
+def _is_floor(certificate: "Certificate", floor: float | None) -> bool:
+    """Tell whether the Primary answers no query below a floor; a learned score defers these by itself."""
+    if floor is None:
+        return True
+    stops, groups = certificate.dial or (), (certificate.groups or {}).values()
+    thresholds = [certificate.relaxation, *(part.relaxation for part in (*stops, *groups))]
+    lowest = min((relaxation for relaxation in thresholds if relaxation is not None), default=inf)
+    return 0 < floor < inf and floor <= lowest and not unproved(certificate.kinds, "floor")
 
 
 def _is_slack(certificate: "Certificate", slack: float | None, deferring: bool) -> bool:
@@ -757,7 +780,7 @@ _NO_RELAXATION = {
 
 
 def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
-    promise, loss, evidence = certificate.promise, certificate.loss, certificate.evidence
+    rule, promise, loss, evidence = certificate.rule, certificate.promise, certificate.loss, certificate.evidence
     status = certificate.status
     none = _NO_RELAXATION[status]
     relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
@@ -785,6 +808,9 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     no_opinion, missing = evidence.no_opinion_rows, evidence.missing_guardian_rows
     if no_opinion or missing:
         facts.append(("missing scores", f"Primary in {n_rows(no_opinion)} (deferred), Guardian in {missing}"))
+    if evidence.floor is not None:
+        binds = "; it binds: a log without it might ask the Guardian less" if floor_binds(rule, evidence) else ""
+        facts.append(("not asked", f"{n_rows(evidence.not_asked_rows)} below the floor {evidence.floor:.12g}{binds}"))
     return facts
 
 
@@ -1135,6 +1161,7 @@ class Certificate:
             digits=evidence.score_digits,
             budget=spendable_losses(alpha, bound, evidence.n),
             with_margin=rule.score == "auto",
+            floor=evidence.floor or 0.0,
         )
         return replace(self, fit=score)
 

@@ -388,6 +388,7 @@ class LearnedScore:
         digits: significant decimals of a Primary score, 12 or 6.
         budget: how many losses the rows and a query may have.
         with_margin: whether the margin itself is a candidate.
+        floor: a query with a smaller margin is deferred.
     """
 
     rows: ScoreRows
@@ -395,6 +396,7 @@ class LearnedScore:
     digits: int
     budget: int
     with_margin: bool
+    floor: float = 0.0
     _rules: list[LearnedRule] = field(init=False, repr=False, default_factory=list[LearnedRule])
     _features: FeatureSet = field(init=False, repr=False, default=FeatureSet())
 
@@ -434,14 +436,14 @@ class LearnedScore:
             answer: what the Primary answered; None if unknown.
 
         Returns:
-            None in place of how, if there is nothing to decide: one action, a tie at the top, or a menu of another size
-            than the declared one.
+            None in place of how, if there is nothing to decide: one action, a tie at the top, a margin below the floor, or a
+            menu of another size than the declared one.
         """
         features = self._features
         if len(gaps) == 1:
             return True, None
         top, margin = gaps.index(0.0), sorted(gaps)[1]
-        if margin == 0 or features.menu_size not in (None, len(gaps)):
+        if margin == 0 or margin < self.floor or features.menu_size not in (None, len(gaps)):
             return False, None
         single = self.digits == SINGLE_DIGITS
         exact: list[float] = np.array(scores, dtype=np.float32).astype(np.float64).tolist() if single else list(scores)

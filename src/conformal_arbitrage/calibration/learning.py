@@ -35,7 +35,7 @@ from conformal_arbitrage.core.ridge import (
 )
 from conformal_arbitrage.core.risk import first_outside, within_unit
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.scorelog.fitness import column_texts, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import column_texts, refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import ScoreLog
 
 # --- Learn a score from a log ---
@@ -211,7 +211,7 @@ def learn_score(log: ScoreLog, alpha: Fraction, bound: Fraction, options: Calibr
     chosen, with_margin = rows.score_rows(rows.inputs.used, u, features.menu_size), options.score == "auto"
     packed = pack(chosen)
     score = LearnedScore(
-        rows=chosen, packed=packed, digits=log.score_digits, budget=budget, with_margin=with_margin
+        rows=chosen, packed=packed, digits=log.score_digits, budget=budget, with_margin=with_margin, floor=log.floor or 0.0
     )  # fmt: skip
     kept_rows = left_out_kept(chosen.fits(), budget=spendable_losses(alpha, bound, n - 1), with_margin=with_margin)
     alone = int((log.sizes == 1).sum())
@@ -319,6 +319,7 @@ def learn(
         loss: "net" to learn where the Primary is better, too, and to score rows for a net certificate.
     """
     refuse_unfit(log.source, log.extra)
+    refuse_floor(log)
     if not within_unit(log.loss_scores):
         where = first_outside(log.loss_scores, log.offsets, log.source)
         raise OptionError(f"{where}: learning needs losses in [0, 1]; divide the Guardian's scores by their range")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # a gateway reads no logs
 
 Feature = Literal[
     "guard", "tighten", "renewal", "several groups", "confidence", "dial", "groups", "range", "red line", "monitor",
-    "net", "learned", "session", "simulation", "looking",
+    "net", "learned", "session", "simulation", "looking", "floor",
 ]  # fmt: skip
 """What is asked of a certificate."""
 FEATURES: tuple[Feature, ...] = get_args(Feature)
@@ -168,6 +168,12 @@ NO_PROOF: dict[tuple[Feature, Kind], str] = {
     ("looking", "groups"): _SINGLE_ROWS,
     ("looking", "learned"): _SINGLE_ROWS,
     ("looking", "session"): "turns of one session resemble each other",
+    ("floor", "own loss"): "a deferral may lose by it, and a row that was not asked about does not say how much",
+    (
+        "floor",
+        "restricted sight",
+    ): 'a deferral may lose when the Guardian sees the candidates alone, which needs its scores; use guardian_sees="all"',
+    ("floor", "path"): "each earlier model would need a floor of its own, and every one of them to stay below it",
 }
 """(feature, kind of certificate) -> why there is no proof for the two together."""
 

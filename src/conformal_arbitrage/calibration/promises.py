@@ -506,6 +506,8 @@ class Evidence(_Part, frozen=True, kw_only=True):
         fewest_actions, most_actions: the smallest and the largest menu.
         columns: the log's columns that played Primary and Guardian.
         margin_quantiles: thresholds that defer 0, 0.1 %, ..., 100 % of the rows, for a guard; None if they are not kept.
+        floor: the margin below which the Guardian was not asked about rows, and always is about queries.
+        not_asked_rows: rows with a smaller margin.
     """
 
     n: int
@@ -521,6 +523,8 @@ class Evidence(_Part, frozen=True, kw_only=True):
     most_actions: int = 0
     columns: dict[str, str] = {}
     margin_quantiles: str | None = None
+    floor: float | None = None
+    not_asked_rows: int = 0
 
 
 class CertifiedPart(_Part, frozen=True, kw_only=True):

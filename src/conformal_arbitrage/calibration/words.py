@@ -85,7 +85,10 @@ def _rule_line(rule: LiveRule, promise: LivePromise, evidence: Evidence) -> str:
         says = f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
     else:
         says = f"The Primary's choice stands where it leads by more than {threshold}, else the Guardian sees {shown}."
-    return says + _at_threshold(rule)
+    return says + _at_threshold(rule) + (_BINDS if floor_binds(rule, evidence) else "")
+
+
+_BINDS = " That is the floor of the collection: a log without it might ask the Guardian less."
 
 
 def _at_threshold(rule: Threshold) -> str:
@@ -202,6 +205,7 @@ def _pair_guarantee(
             )
     if isinstance(loss, Net):
         parts.append(f"With gains not counted, the mean loss on this log is {loss.regret:.4g}.")
+    parts += _floor_text(evidence)
     not_promised = _not_promised(router=router, grouped=isinstance(rule, ByGroup), dial=isinstance(promise, Dial))
     return " ".join([*parts, absent, not_promised])
 
@@ -325,6 +329,21 @@ def _missing_text(loss: LossTerms) -> list[str]:
         return []
     which = _UNLABELLED if loss.binarized and not isinstance(loss, Own) else ""
     return [_MISSING.format(bound=as_written(loss.bound), least=as_written(loss.in_full_sight), which=which)]
+
+
+def _floor_text(evidence: Evidence) -> list[str]:
+    """Return the sentence about rows that the Guardian was not asked about, if the log was collected with a floor."""
+    if evidence.floor is None:
+        return []
+    what = "confidence" if evidence.router else "margin"
+    return [_FLOOR.format(what=what, floor=repr(evidence.floor), rows=evidence.not_asked_rows, n=evidence.n)]
+
+
+def floor_binds(rule: Rule, evidence: Evidence) -> bool:
+    """Tell whether a threshold stands right at the floor, so that it might lie lower without one."""
+    groups = rule.groups.values() if isinstance(rule, ByGroup) else ()
+    thresholds = [rule.relaxation] if isinstance(rule, Threshold) else [group.relaxation for group in groups]
+    return evidence.floor is not None and evidence.floor in thresholds
 
 
 def _learned_rule(rule: Learned, alpha: float, loss: LossTerms, evidence: Evidence) -> str:
@@ -566,6 +585,10 @@ _LUCK = (
     "typically by less than {spread}, one standard deviation)."
 )
 _ZERO_ONE = " Every loss is declared to be 0 or {bound}."
+_FLOOR = (
+    "The Guardian was not asked about rows whose {what} lies below {floor}: {rows} of these {n}, which count as deferred. A "
+    "query below that floor always goes to the Guardian. The floor, too, has to be fixed before this log is looked at."
+)
 _UNLABELLED = ", or in which it is unknown whether its top answer is right,"
 _NOT_PROMISED = (
     "Nothing is promised for {group}, for changed or adversarial traffic{chosen}; whoever writes the context can raise the "

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from math import isinf
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +37,7 @@ from conformal_arbitrage.collecting.collect import (
 )
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.exact import n_rows
-from conformal_arbitrage.errors import ConfigError, OutputError, StoreError
+from conformal_arbitrage.errors import ConfigError, OptionError, OutputError, StoreError
 from conformal_arbitrage.live.build import Models, database_exists, database_of
 from conformal_arbitrage.live.check import (
     ProbeResult,
@@ -221,6 +222,13 @@ def _show_checks(results: list[ProbeResult]) -> None:
     help="Grader in text form: exact, regex, json-equal, judge, human, python:MODULE:FUNCTION.",
 )
 @click.option("--path", is_flag=True, help="Ask all models of [cascade], for a log that `calibrate --path` reads.")
+@click.option(
+    "--floor",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="Ask no Guardian about rows whose margin, or confidence, is below X; set it by other rows, such as a pilot.",
+)
+@click.option("--pilot", metavar="FILE", help="The score log that the floor was set by; its rows are left out.")
 @options.paid_run(
     limit="Use the first N rows only.",
     dry_run="Send nothing; estimate the cost.",
@@ -240,13 +248,14 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     """
     options.refuse_same(questions, output)
     models = _with_settings(options.read_policy_config(config, settings.pop("policy")), config, settings)
-    rows = _read_rows(questions, settings)
-    limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost")}
+    pilot = None if settings["pilot"] is None else ScoreLog.read(settings["pilot"])
+    rows = _without_pilot(_read_rows(questions, settings), pilot)
+    limits = {name: settings[name] for name in ("grade", "limit", "concurrency", "max_cost", "floor")}
     if settings["path"]:
         return _collect_cascade(models, rows, output, limits, dry_run=dry_run, as_json=as_json)
     if dry_run:
-        show_estimate(asyncio.run(collecting.estimate(models, rows, output=output, **limits)), as_json=as_json)
-        return
+        estimates = asyncio.run(collecting.estimate(models, rows, output=output, **limits))
+        return _show_estimate_with_floor(estimates, settings["floor"], pilot, as_json=as_json)
     with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else ProgressBar() as bar:
         progress = None if bar is None else bar.show
         try:
@@ -274,6 +283,37 @@ def _collect_cascade(
     log = asyncio.run(collection.run_cascade(None if as_json else progress_line))
     log.write(output)
     show_collected_cascade(log, output, as_json=as_json)
+
+
+def _without_pilot(rows: Menus | Requests, pilot: ScoreLog | None) -> Menus | Requests:
+    if pilot is None:
+        return rows
+    if pilot.id is None:
+        raise OptionError(
+            f"{pilot.source}: has no `id` column, so its rows cannot be left out; leave them out yourself"
+        )
+    return rows.without(set(pilot.id.tolist()))
+
+
+def _show_estimate_with_floor(
+    estimates: list[EndpointEstimate], floor: float | None, pilot: ScoreLog | None, *, as_json: bool
+) -> None:
+    """Print an estimate, and what a floor is expected to take off it if there is a pilot to tell."""
+    if floor is None:
+        return show_estimate(estimates, as_json=as_json)
+    if pilot is None:
+        show_estimate(estimates, as_json=as_json)
+        if not as_json:
+            click.echo("Rows without a reply of the Primary count as above the floor; --pilot says how many are not.")
+        return
+    guardian = sum((estimate.spent for estimate in estimates if estimate.role == "guardian"), start=Spent())
+    share = float(replace(pilot, floor=floor).below_floor.mean())
+    calls, cost = round(share * guardian.calls), None if guardian.cost is None else share * guardian.cost
+    show_estimate(estimates, as_json=as_json, expected_saving={"calls": calls, "cost": cost})
+    if not as_json:
+        click.echo(
+            f"The floor saves about {calls} of the Guardian's calls ({100 * share:.0f} %, as in the pilot), {dollars(cost)}."
+        )
 
 
 def _with_settings(config: Config, path: str, settings: dict[str, Any]) -> Config:
@@ -305,6 +345,9 @@ def _show_collected(log: ScoreLog, output: str, *, as_json: bool) -> None:
     for role in ("primary", "guardian"):
         failed, cost = totals[f"{role}_failures"], totals[f"{role}_cost"]
         click.echo(f"{role}: {n_rows(totals['rows'])}, {failed} failed, cost {dollars(cost)}")
+    if "not_asked_rows" in totals:
+        rows, saved = n_rows(totals["not_asked_rows"]), dollars(totals["saved"])
+        click.echo(f"not asked: the Guardian about {rows} below the floor {log.floor:g}, which saved about {saved}")
     click.echo(f"all replies, including graders and earlier runs: cost {dollars(totals['cost'])}")
     if totals["missing_guardian_rows"]:
         warn(
@@ -471,7 +514,7 @@ def _why(decision: Decision) -> str:
     return f"{leads}, exactly the relaxation, and the draw of this id keeps its answer"
 
 
-def show_estimate(estimates: list[EndpointEstimate], *, as_json: bool, **counts: int) -> None:
+def show_estimate(estimates: list[EndpointEstimate], *, as_json: bool, **counts: Any) -> None:
     """Print the estimated calls, tokens and cost, per endpoint and in total; counts are part of the JSON document only."""
     total = sum((estimate.spent for estimate in estimates), start=Spent()).cost
     if as_json:
@@ -528,8 +571,13 @@ class ProgressBar:
             completed=progress.done,
             rate="" if speed is None else f"{speed:.1f} rows/s",
             money=f"cost {dollars(progress.spent.cost)}",
-            failures=f"failed: {failures}" if failures else "",
+            failures=f"failed: {failures}{_saved(progress)}" if failures else "",
         )
+
+
+def _saved(progress: Progress) -> str:
+    """Return what a floor has saved so far, after other words; nothing without one."""
+    return f", not asked: {progress.not_asked}, saved {dollars(progress.saved)}" if progress.not_asked else ""
 
 
 def progress_line(progress: Progress) -> None:

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
+from conformal_arbitrage.calibration.options import refuse_combination
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.errors import ConfigError, OptionError, ScorerError
 from conformal_arbitrage.live.build import Extras, Models
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.live.graders import Grader
-from conformal_arbitrage.live.rule import leg_of, top_choice, top_of
+from conformal_arbitrage.live.rule import MARGIN_DIGITS, leg_of, margin_of, top_choice, top_of
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, RequestFields, overridden
 from conformal_arbitrage.models.kinds import ROLES
@@ -31,14 +32,24 @@ from conformal_arbitrage.models.port import (
     together,
     work_through,
 )
-from conformal_arbitrage.models.wrappers import Cache, Estimate, Pricing, RateLimit, SpendingLimit, stored_cost
+from conformal_arbitrage.models.wrappers import (
+    Cache,
+    Estimate,
+    Pricing,
+    RateLimit,
+    SpendingLimit,
+    fixed_floor,
+    stored_cost,
+)
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
-from conformal_arbitrage.scorelog.log import ScoreLog, Usage
+from conformal_arbitrage.scorelog.log import ScoreLog, Usage, check_floor
 from conformal_arbitrage.scorelog.tables import file_format, strings, writable
 from conformal_arbitrage.types import COST_DIGITS, ChatRequest, Failure, Leg, Query, Role, Spent
 
 FAILURES_IN_A_ROW = 20
 _NAN = float("nan")
+_NOT_ASKED = Leg(role="guardian", scores=None, spent=Spent(), seconds=0.0)
+"""The Guardian's part in a row whose margin lies below the floor."""
 _Question = TypeVar("_Question")
 
 
@@ -51,19 +62,37 @@ class Progress:
         done: rows so far.
         failures: by model, the calls that failed.
         spent: what the calls took.
+        not_asked: rows below the floor, about which the Guardian was not asked.
+        guardian_cost: dollars of asking the Guardian about the others; None if unknown.
     """
 
     total: int
     done: int = 0
     failures: dict[str, int] = field(default_factory=dict[str, int])
     spent: Spent = Spent()  # noqa: RUF009 - frozen
+    not_asked: int = 0
+    guardian_cost: float | None = 0.0
 
     def add(self, legs: Mapping[str, Leg]) -> None:
         """Count a row."""
         self.done += 1
+        *_, last = legs
+        self.not_asked += legs[last] is _NOT_ASKED
         for name, leg in legs.items():
             self.failures[name] = self.failures.get(name, 0) + (leg.error is not None)
             self.spent += leg.spent
+        cost = legs[last].spent.cost
+        self.guardian_cost = None if cost is None or self.guardian_cost is None else self.guardian_cost + cost
+
+    @property
+    def saved(self) -> float | None:
+        """About what the rows below the floor would have cost, at the mean cost of the others; None if unknown."""
+        return mean_saving(self.guardian_cost, self.done - self.not_asked, self.not_asked)
+
+
+def mean_saving(cost: float | None, rows: int, saved: int) -> float | None:
+    """Return what so many rows would have cost, given the cost of some others; None if unknown."""
+    return None if cost is None or rows == 0 else round(saved * cost / rows, COST_DIGITS)
 
 
 ProgressCallback = Callable[[Progress], None]
@@ -87,6 +116,7 @@ async def collect(
     limit: int | None = None,
     concurrency: int = 16,
     max_cost: float | None = None,
+    floor: float | None = None,
     progress: ProgressCallback | None = None,
 ) -> ScoreLog:
     """Ask both models about every row and write a score log; run again, it resumes where it stopped.
@@ -99,12 +129,14 @@ async def collect(
         limit: take only the first rows.
         concurrency: upstream calls in flight at once, over both models.
         max_cost: dollars that the whole collection may cost, including earlier runs.
+        floor: a margin, or in text form a confidence, fixed by other rows: the Guardian is not asked about rows below it.
         progress: called after every row.
 
     Raises:
         CostLimitError: the next call could exceed max_cost; the replies so far are stored.
+        OptionError: the collection began with another floor.
     """
-    collection = _prepared(config, rows, output, grade, limit, concurrency, max_cost)
+    collection = _prepared(config, rows, output, grade, limit, concurrency, max_cost, floor)
     log = await collection.run(progress)
     log.write(output)
     return log
@@ -119,9 +151,13 @@ async def estimate(
     limit: int | None = None,
     concurrency: int = 16,
     max_cost: float | None = None,
+    floor: float | None = None,
 ) -> list[EndpointEstimate]:
-    """Return what `collect` would send and spend with the same arguments, per endpoint; sends and writes nothing."""
-    return await _prepared(config, rows, output, grade, limit, concurrency, max_cost).estimate()
+    """Return what `collect` would send and spend with the same arguments, per endpoint; sends and writes nothing.
+
+    A row whose Primary has not answered yet counts as one that the Guardian is asked about.
+    """
+    return await _prepared(config, rows, output, grade, limit, concurrency, max_cost, floor).estimate()
 
 
 def _prepared(
@@ -132,6 +168,7 @@ def _prepared(
     limit: int | None,
     concurrency: int,
     max_cost: float | None,
+    floor: float | None,
 ) -> "Collection":
     """Read the inputs, and refuse an output that could not be written before any money is spent."""
     file_format(Path(output))
@@ -145,6 +182,7 @@ def _prepared(
         grade=grade,
         concurrency=concurrency,
         max_cost=max_cost,
+        floor=None if floor is None else check_floor(floor, str(output)),
     )
 
 
@@ -159,6 +197,7 @@ class Collection:
         grade: how answers in free text are graded.
         concurrency: upstream calls in flight at once, over all models.
         max_cost: dollars that the whole collection may cost, including earlier runs.
+        floor: the margin below which the Guardian of a pair is not asked.
         guardian: a Guardian in place of the configured one of a pair, such as a rule over labels.
     """
 
@@ -168,6 +207,7 @@ class Collection:
     grade: str | None = None
     concurrency: int = 16
     max_cost: float | None = None
+    floor: float | None = None
     guardian: Scorer | None = None
 
     async def run(self, progress: ProgressCallback | None = None) -> ScoreLog:
@@ -177,7 +217,8 @@ class Collection:
             CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         """
         replies = await self._replies(_PAIR, progress)
-        return _menu_log(self.rows, replies) if isinstance(self.rows, Menus) else _router_log(self.rows, replies)
+        log = _menu_log(self.rows, replies) if isinstance(self.rows, Menus) else _router_log(self.rows, replies)
+        return replace(log, floor=self.floor)
 
     async def run_cascade(self, progress: ProgressCallback | None = None) -> CascadeLog:
         """Ask all models of [cascade] about every row and return their log, which is not written yet.
@@ -186,6 +227,7 @@ class Collection:
             ConfigError: there is no [cascade], or a model has no price, which the choice of a chain needs.
             CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         """
+        self._refuse_floor()
         _require_prices(self.config)
         replies = await self._replies(self.config.cascade_sections, progress)
         if isinstance(self.rows, Menus):
@@ -200,6 +242,9 @@ class Collection:
     async def estimate(self, *, cascade: bool = False) -> list[EndpointEstimate]:
         """Count what the calls would take, without sending any; stored replies count nothing."""
         sections = self.config.cascade_sections if cascade else _PAIR
+        if cascade:
+            self._refuse_floor()
+        self._check_begun(keep=False)
         roles = {role: self.config.section(role).for_estimate() for role in ROLES if getattr(self.config, role)}
         named = {name: model.for_estimate() for name, model in self.config.models.items()}
         return await estimated(
@@ -208,7 +253,25 @@ class Collection:
             replies=replies_path(self.output),
         )
 
+    def _refuse_floor(self) -> None:
+        if self.floor is not None:
+            refuse_combination("floor", "path")
+
+    def _check_begun(self, *, keep: bool) -> None:
+        """Refuse another floor than that with which earlier runs began."""
+        path = replies_path(self.output)
+        begun = fixed_floor(path, self.floor, keep=keep)
+        if begun != self.floor:
+            before = "without a floor" if begun is None else f"with the floor {begun:g}"
+            raise OptionError(
+                f"{path}: this collection began {before}, and a floor chosen after looking at its rows breaks what a "
+                "certificate promises; "
+                + ("leave --floor out" if begun is None else f"pass --floor {begun!r}")
+                + ", or collect other rows into another file"
+            )
+
     async def _replies(self, sections: Mapping[str, str], progress: ProgressCallback | None) -> "Replies":
+        self._check_begun(keep=True)
         extras = resumable(self.output, concurrency=self.concurrency, max_cost=self.max_cost)
         async with Models(self.config, extras) as models:
             return await self._ask(models, sections, progress)
@@ -231,14 +294,16 @@ class Collection:
                 else models.scorer(roles[name], section)
                 for name, section in sections.items()
             }
-            return await ask_menus(self.rows, scorers, self.concurrency, progress, keep_going=dry_run)
+            return await ask_menus(self.rows, scorers, self.concurrency, progress, keep_going=dry_run, floor=self.floor)
         if self.grade is None:
             raise OptionError("text form needs --grade, which says how answers are graded")
         answerers = {name: models.answerer(roles[name], section) for name, section in sections.items()}
         grader: Grader = models.grader(self.grade)
         if dry_run and self.grade != "judge":
             grader = NoGrader()  # a dry run has no answers to grade, and only a judge's grades cost anything
-        return await ask_requests(self.rows, answerers, grader, self.concurrency, progress, keep_going=dry_run)
+        return await ask_requests(
+            self.rows, answerers, grader, self.concurrency, progress, keep_going=dry_run, floor=self.floor
+        )
 
 
 _PAIR = {role: role for role in ROLES}
@@ -270,13 +335,17 @@ def has_person(config: Config, grade: str | None = None) -> bool:
 
 def collected_totals(log: ScoreLog) -> dict[str, Any]:
     """Return the number of rows, failures and dollars of a collected log."""
-    figures: dict[str, Any] = {"rows": len(log), "missing_guardian_rows": int(log.missing.sum())}
+    below = log.below_floor
+    figures: dict[str, Any] = {"rows": len(log), "missing_guardian_rows": int((log.missing & ~below).sum())}
     for role, usage in (("primary", log.primary_usage), ("guardian", log.guardian_usage)):
         figures[f"{role}_failures"] = sum(1 for text in log.extra[f"{role}_error"].tolist() if text)
-        known = usage.cost is not None and not np.isnan(usage.cost).any()
-        figures[f"{role}_cost"] = (
-            round(float(usage.cost.sum()), COST_DIGITS) if known and usage.cost is not None else None
-        )
+        costs = None if usage.cost is None else usage.cost[~below] if role == "guardian" else usage.cost
+        known = costs is not None and not np.isnan(costs).any()
+        figures[f"{role}_cost"] = round(float(costs.sum()), COST_DIGITS) if known and costs is not None else None
+    if log.floor is not None:
+        figures["not_asked_rows"] = int(below.sum())
+        asked = len(log) - figures["not_asked_rows"]
+        figures["saved"] = mean_saving(figures["guardian_cost"], asked, figures["not_asked_rows"])
     return figures
 
 
@@ -406,17 +475,27 @@ async def ask_menus(
     progress: ProgressCallback | None,
     *,
     keep_going: bool = False,
+    floor: float | None = None,
 ) -> Replies:
     """Let every model score every option of every question; the last is the Guardian.
 
-    `keep_going` asks on even if a model fails on all of the first rows.
+    `keep_going` asks on even if a model fails on all of the first rows. Below the floor of a pair the Guardian is not asked.
     """
     *_, last = scorers
 
     async def ask(name: str, query: Query) -> Leg:
         return await _score_leg("guardian" if name == last else "primary", scorers[name], query)
 
-    legs = await _ask_all(list(scorers), menus.queries, ask, concurrency, progress, keep_going=keep_going)
+    below = _below(floor, dry_run=keep_going)
+    legs = await _ask_all(
+        list(scorers),
+        menus.queries,
+        ask,
+        None if below is None else lambda leg: below(leg.scores),
+        concurrency,
+        progress,
+        keep_going=keep_going,
+    )
     return Replies(legs=legs, identities={name: dict(scorer.identity) for name, scorer in scorers.items()})
 
 
@@ -428,8 +507,11 @@ async def ask_requests(
     progress: ProgressCallback | None,
     *,
     keep_going: bool = False,
+    floor: float | None = None,
 ) -> Replies:
     """Let every model answer every request, and grade the answers; the last is the Guardian.
+
+    Below the floor of a pair neither answer is needed by a certificate: the Guardian is not asked, and nothing is graded.
 
     Raises:
         OptionError: settings are pinned, and a request has others.
@@ -440,10 +522,21 @@ async def ask_requests(
     expected = requests.expected or [None] * len(requests.requests)
 
     async def ask(name: str, question: tuple[ChatRequest, str | None]) -> Leg:
-        return await _answer_leg("guardian" if name == last else "primary", answerers[name], grader, *question)
+        if name == last:
+            return await _answer_leg("guardian", answerers[name], grader, *question)
+        return await _answer_leg("primary", answerers[name], grader, *question, below=below)
 
+    below = _below(floor, dry_run=keep_going)
     questions = list(zip(requests.requests, expected, strict=True))
-    legs = await _ask_all(list(answerers), questions, ask, concurrency, progress, keep_going=keep_going)
+    legs = await _ask_all(
+        list(answerers),
+        questions,
+        ask,
+        None if below is None else lambda leg: below(_router_scores(leg.scores)),
+        concurrency,
+        progress,
+        keep_going=keep_going,
+    )
     fields = RequestFields()
     for request in requests.requests:
         fields.add(request.body)
@@ -462,17 +555,23 @@ async def _ask_all(
     names: Sequence[str],
     questions: Sequence[_Question],
     ask: Callable[[str, _Question], Coroutine[Any, Any, Leg]],
+    below: Callable[[Leg], bool] | None,
     concurrency: int,
     progress: ProgressCallback | None,
     *,
     keep_going: bool,
 ) -> dict[str, list[Leg]]:
-    """Ask every model about every question, several questions at once, and return the legs by model."""
+    """Ask every model about every question, several questions at once, and return the legs by model.
+
+    With `below`, which tells it from the Primary's leg, the Guardian of a pair is not asked about every row.
+    """
     so_far = Progress(total=len(questions))
     rows: dict[int, dict[str, Leg]] = {}
 
     async def ask_row(row: int) -> None:
-        legs = await together([ask(name, questions[row]) for name in names])
+        legs = await together([ask(name, questions[row]) for name in (names if below is None else names[:1])])
+        if below is not None:
+            legs.append(_NOT_ASKED if below(legs[0]) else await ask(names[1], questions[row]))
         rows[row] = dict(zip(names, legs, strict=True))
         so_far.add(rows[row])
         if not keep_going:
@@ -486,12 +585,13 @@ async def _ask_all(
 
 def _refuse_hopeless(progress: Progress, legs: Mapping[str, Leg]) -> None:
     """Stop if a model failed on every one of the first rows."""
+    *_, last = legs
     for name, leg in legs.items():
-        if progress.failures[name] == progress.done == FAILURES_IN_A_ROW:
+        rows = progress.done - (progress.not_asked if name == last else 0)
+        if leg.error is not None and progress.failures[name] == rows == FAILURES_IN_A_ROW:
             model = f"the {name.capitalize()}" if name in ROLES else name
             raise ScorerError(
-                f"{model} failed on all of the first {n_rows(progress.done)} ({leg.error}); fix that first: "
-                "`arbitrage check`"
+                f"{model} failed on all of the first {n_rows(rows)} ({leg.error}); fix that first: `arbitrage check`"
             )
 
 
@@ -509,9 +609,18 @@ async def _score_leg(role: Role, scorer: Scorer, query: Query) -> Leg:
 
 
 async def _answer_leg(
-    role: Role, answerer: Answerer, grader: Grader, request: ChatRequest, expected: str | None
+    role: Role,
+    answerer: Answerer,
+    grader: Grader,
+    request: ChatRequest,
+    expected: str | None,
+    *,
+    below: "_Below | None" = None,
 ) -> Leg:
-    """Return a model's answer as a leg whose scores are confidence and grade, NaN where there is none."""
+    """Return a model's answer as a leg whose scores are confidence and grade, NaN where there is none.
+
+    An answer whose confidence lies below a floor is not graded.
+    """
     start = time.perf_counter()
     try:
         answer: Answer = await answerer.answer(request)
@@ -520,14 +629,38 @@ async def _answer_leg(
         return structs.replace(leg_of(role, error, start), reply=error.raw)
     seconds = time.perf_counter() - start
     grade, problem = None, None
+    needed = below is None or not below((0.0, _or_nan(answer.confidence)))
     try:
-        grade = await grader.grade(request, text, expected)
+        grade = await grader.grade(request, text, expected) if needed else None
     except ScorerError as error:
         problem = Failure("no grade", f"{type(error).__name__}: {error}")
     scores = (_or_nan(answer.confidence), _or_nan(grade))
     return Leg(
         role=role, scores=scores, spent=answer.spent, seconds=seconds, served=answer.served, error=problem, reply=text
     )
+
+
+_Below = Callable[[Sequence[float] | None], bool]
+
+
+def _below(floor: float | None, *, dry_run: bool) -> _Below | None:
+    """Return what tells whether a row of Primary scores lies below the floor, as the log has it; None without a floor.
+
+    What a Primary would say is not known in a dry run, and its margin is then 0: such a row counts as one to ask about.
+    """
+    if floor is None:
+        return None
+
+    def below(scores: Sequence[float] | None) -> bool:
+        margin = 0.0 if scores is None or np.isnan(scores).any() else margin_of(tuple(scores), MARGIN_DIGITS)
+        return margin < floor and not (dry_run and margin == 0)
+
+    return below
+
+
+def _router_scores(scores: Sequence[float] | None) -> tuple[float, float] | None:
+    """Return the Primary scores that a confidence and a grade have in router form."""
+    return None if scores is None else (0.0, scores[0])
 
 
 # --- From replies to the log of a pair ---
@@ -597,10 +730,12 @@ def _usage(legs: Sequence[Leg]) -> Usage:
         numbers = np.array([_or_nan(value) for value in values], dtype=np.float64)
         return None if np.isnan(numbers).all() else numbers
 
+    unknown = Spent(cost=None, input_tokens=None, output_tokens=None)  # asking would have cost something
+    spent = [unknown if leg is _NOT_ASKED else leg.spent for leg in legs]
     return Usage(
-        cost=column([leg.spent.cost for leg in legs]),
-        input_tokens=column([leg.spent.input_tokens for leg in legs]),
-        output_tokens=column([leg.spent.output_tokens for leg in legs]),
+        cost=column([each.cost for each in spent]),
+        input_tokens=column([each.input_tokens for each in spent]),
+        output_tokens=column([each.output_tokens for each in spent]),
     )
 
 

@@ -2,9 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, Literal, Self
@@ -38,8 +38,21 @@ class _Questions:
 
     def first(self, limit: int | None) -> Self:
         """Return the first rows; all of them if the limit is None."""
+        return replace(self, **{name: values[:limit] for name, values in self._columns().items()})
+
+    def without(self, ids: Container[str | None]) -> Self:
+        """Return the rows with other ids."""
+        kept = [id not in ids for id in self.ids]
+        return replace(self, **{name: list(compress(values, kept)) for name, values in self._columns().items()})
+
+    @property
+    def ids(self) -> list[str | None]:
+        """The id of each row."""
+        raise NotImplementedError
+
+    def _columns(self) -> dict[str, list[Any]]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value[:limit] for name, value in values.items() if isinstance(value, list)})
+        return {name: value for name, value in values.items() if isinstance(value, list)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +67,11 @@ class Menus(_Questions):
     queries: list[Query]
     labels: list[int] | None = None
 
+    @property
+    def ids(self) -> list[str | None]:
+        """The id of each row."""
+        return [query.id for query in self.queries]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests(_Questions):
@@ -61,6 +79,11 @@ class Requests(_Questions):
 
     requests: list[ChatRequest]
     expected: list[str] | None = None
+
+    @property
+    def ids(self) -> list[str | None]:
+        """The id of each row."""
+        return [request.id for request in self.requests]
 
 
 def read_questions(

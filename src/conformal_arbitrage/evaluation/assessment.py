@@ -154,7 +154,8 @@ def assess(
     scores = log.binarized() if certificate.loss.binarized and log.binary is None else log
     decisions = certificate.apply(scores)
     options = _measure(certificate, loss)
-    losses, unknown = _losses(certificate, decisions, options), options.unknown_loss(scores)
+    losses = _losses(certificate, decisions, options)
+    unknown = options.unknown_loss(scores) & ~(scores.below_floor & decisions.deferred)
     prices = costs_of(scores, resolve_options(costs, CostOptions, keywords, name="costs"))
     sizes = _cluster_sizes(certificate, scores)
     if sizes is None:

@@ -27,7 +27,7 @@ from conformal_arbitrage.core.risk import Number, as_fraction, first_outside, ne
 from conformal_arbitrage.core.trials import Split, draw_splits
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.evaluation.inspection import primary_alone
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 
 if TYPE_CHECKING:
@@ -501,6 +501,7 @@ def compare(
     budgets = [float(as_fraction(alpha, name="alpha")) for alpha in alphas]
     if not budgets or not all(0 < alpha < 1 for alpha in budgets):
         raise OptionError(f"every alpha must lie above 0 and below 1; got {list(alphas)!r}")
+    refuse_floor(log)
     if log.unknown_loss.any():
         raise OptionError(f"{log.source}: {n_rows(int(log.unknown_loss.sum()))} without a loss; compare complete rows")
     if splits < 1:

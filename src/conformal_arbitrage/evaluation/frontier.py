@@ -41,7 +41,7 @@ from conformal_arbitrage.core.trials import (
 )
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
-from conformal_arbitrage.scorelog.fitness import group_rows, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import group_rows, refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
@@ -352,6 +352,7 @@ def evaluate(
         **keywords: the fields of `options` and `costs`, one by one.
     """
     refuse_unfit(log.source, log.extra)
+    refuse_floor(log)
     chosen, prices = _resolve(options, costs, keywords)
     if chosen.cluster is not None:
         raise OptionError("evaluate splits rows, not clusters, so it takes no cluster; leave it out")

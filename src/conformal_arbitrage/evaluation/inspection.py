@@ -81,6 +81,9 @@ class BudgetUse:
         deferred_random: the same with boundary="random".
         wasted: share of the budget that boundary="include" leaves unused.
         deferred_net: share sent to the Guardian with loss="net"; None if all are, or if outcomes are unknown.
+        floor: a margin that the threshold of a certificate from other rows hardly comes below, to collect those with; None
+            if there is none. The regret must be the loss: the threshold of the net loss is lower.
+        below_floor: share of rows with a smaller margin.
     """
 
     alpha: float
@@ -88,6 +91,8 @@ class BudgetUse:
     deferred_random: float | None
     wasted: float | None
     deferred_net: float | None = None
+    floor: float | None = None
+    below_floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,8 @@ class Inspection:
         next_steps: what to run next, in words.
         sampled_rows: of a log in parts, how many rows were drawn for all but the number of rows, of actions and of missing
             scores, which are those of the whole log; None if all rows were looked at.
+        floor: the margin below which the Guardian was not asked; None if it always was.
+        not_asked_rows: rows with a smaller margin, of which means, losses and AUC say nothing.
     """
 
     source: str
@@ -148,6 +155,8 @@ class Inspection:
     repeated_rows: int
     next_steps: tuple[str, ...] = ()
     sampled_rows: int | None = None
+    floor: float | None = None
+    not_asked_rows: int = 0
 
     def with_counts(self, counts: RowFacts, source: str) -> "Inspection":
         """Return the inspection of a sample with what was counted in all rows of its source."""
@@ -194,6 +203,11 @@ class Inspection:
             ),
             ("Primary alone", f"mean loss {self.primary_loss:.4f} per query"),
         ]
+        if self.floor is not None:
+            rows = n_rows(self.not_asked_rows)
+            facts.append(
+                ("not asked", f"the Guardian in {rows} below the floor {self.floor:g}; the rest is about the others")
+            )
         if self.auc is not None and self.auc_interval is not None:
             low, high = self.auc_interval
             facts.append(("margin predicts regret", f"AUC {self.auc:.3f} (95 % CI about {low:.3f} to {high:.3f})"))
@@ -206,6 +220,9 @@ class Inspection:
         if any(use.deferred_net is not None for use in self.budgets):
             header.append("with --loss net")
             rows = [[*row, _share(use.deferred_net)] for row, use in zip(rows, self.budgets, strict=True)]
+        if any(use.floor is not None for use in self.budgets):
+            header.append("floor for more rows")
+            rows = [[*row, _floor(use)] for row, use in zip(rows, self.budgets, strict=True)]
         return header, rows
 
     def __repr__(self) -> str:
@@ -227,6 +244,10 @@ class Inspection:
 
 def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
+
+
+def _floor(use: BudgetUse) -> str:
+    return "none" if use.floor is None else f"{use.floor:.12g} (saves {100 * use.below_floor:.0f} %)"
 
 
 def _share(value: float | None) -> str:
@@ -252,7 +273,8 @@ def inspect(
     refuse_unfit(log.source, log.extra)
     repeated = repeats(log)
     prices = costs_of(log, resolve_options(costs, CostOptions, keywords, name="costs"))
-    answered = log.select(~log.unknown_loss)
+    below = log.below_floor
+    answered = log.select(~log.unknown_loss & ~below)
     if len(answered) == 0:
         raise OptionError(f"{log.source}: no row has a Guardian score with a known loss; nothing to inspect")
     top, margin, regret = primary_alone(answered)
@@ -261,7 +283,9 @@ def inspect(
     auc, interval = _auc(margin, regret, float(regret.max() if bound is None else bound))
     saved, gains = _calls_saved(margin, regret), right_gains(answered, top)
     worth, verdict = _verdict(saved, None if gains is None else (gains, margin), prices)
-    choosing = rows_to_choose_on(log)
+    if log.floor is not None:
+        worth, verdict = False, _NOT_JUDGED.format(floor=f"{log.floor:g}")
+    choosing = rows_to_choose_on(log.above_floor())
     uses = () if bound is None else budget_uses(choosing, bound, len(log) - len(choosing) or len(log))
     return Inspection(
         source=log.source,
@@ -271,7 +295,7 @@ def inspect(
         router_form=log.is_router,
         outcomes=_outcomes(answered, top),
         no_opinion_rows=int(log.no_opinion.sum()),
-        missing_guardian_rows=int(log.unknown_loss.sum()),
+        missing_guardian_rows=int((log.unknown_loss & ~below).sum()),
         tied_rows=int((margin == 0).sum()),
         distinct_margins=len(np.unique(margin)),
         primary_loss=float(regret.mean()),
@@ -288,7 +312,15 @@ def inspect(
         repeated_contexts=repeated.contexts,
         repeated_rows=repeated.rows,
         next_steps=_next_steps(log) if worth else (),
+        floor=log.floor,
+        not_asked_rows=int(below.sum()),
     )
+
+
+_NOT_JUDGED = (
+    "Whether routing is worth it was for the pilot to say: this log knows nothing of the loss below its floor, {floor}. "
+    "Next: calibrate it, with the alpha and the options that were fixed before."
+)
 
 
 def primary_alone(log: ScoreLog) -> tuple[Integers, Floats, Floats]:
@@ -359,6 +391,8 @@ def budget_uses(log: ScoreLog, bound: Fraction, n: int) -> tuple[BudgetUse, ...]
     uses = [
         replace(_use(curve, margin, here, bound), alpha=float(alpha)) for here, alpha in zip(same, alphas, strict=True)
     ]
+    if log.floor is None:
+        uses = [_with_floor(use, curve, margin, bound) for use in uses]
     if "correct" not in log.outcome_names or log.binary is not None:
         return tuple(uses)
     grades = log.outcome("correct")
@@ -370,6 +404,15 @@ def budget_uses(log: ScoreLog, bound: Fraction, n: int) -> tuple[BudgetUse, ...]
         replace(use, deferred_net=None if k is None else _deferred(net, k, margin, u))
         for use, k in zip(uses, net.search(same, bound), strict=True)
     )
+
+
+def _with_floor(use: BudgetUse, curve: RiskCurve, margin: Floats, bound: Fraction) -> BudgetUse:
+    """Add a floor: the threshold at a budget that is larger by two standard errors of the mean loss of these rows."""
+    alpha = use.alpha + 2 * (use.alpha * (float(bound) - use.alpha) / curve.n) ** 0.5
+    threshold = curve.thresholds([int(alpha * curve.n * 10**curve.tick_digits)])[0]
+    if threshold is None or threshold.relaxation == 0:
+        return use
+    return replace(use, floor=threshold.relaxation, below_floor=float((margin < threshold.relaxation).mean()))
 
 
 def _deferred(curve: RiskCurve, index: int, margin: Floats, u: Floats) -> float:
@@ -505,10 +548,11 @@ def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     problems: list[str] = []
     if log.id is None:
         problems.append("no `id` column: learned scores, joins and resuming need one")
-    if log.unknown_loss.any():
+    missing = log.unknown_loss & ~log.below_floor
+    if missing.any():
         what = "a Guardian score" if log.binary is None else "a Guardian score or its `correct`"
         problems.append(
-            f"{n_rows(int(log.unknown_loss.sum()))} without {what}, not part of these figures: collect them again, or "
+            f"{n_rows(int(missing.sum()))} without {what}, not part of these figures: collect them again, or "
             "calibrate with --missing-guardian worst_case, which defers more often"
         )
     if bound is None:

@@ -33,7 +33,7 @@ from conformal_arbitrage.evaluation.inspection import (
     primary_alone,
     right_gains,
 )
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
 from conformal_arbitrage.scorelog.tables import Table, write_text
@@ -341,6 +341,8 @@ def _check_pairs(pairs: Sequence[ScoreLog], loss: PromisedLoss, *, text: bool) -
         raise OptionError(f"loss must be 'regret' or 'net'; got {loss!r}")
     if not pairs:
         raise OptionError("there is no log to choose from; give one, or one for each pair of models")
+    for log in pairs:
+        refuse_floor(log)
     if len({log.columns for log in pairs}) < len(pairs):
         raise OptionError("two logs have the same pair of columns; give one log for each pair of models")
     for log in pairs:

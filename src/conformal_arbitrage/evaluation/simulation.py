@@ -22,7 +22,7 @@ from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.monitoring.lines import AlarmLine, Lines, certificate_lines
 from conformal_arbitrage.monitoring.monitor import LedgerHistory, LedgerRow, Monitor, ledger_history
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss
-from conformal_arbitrage.scorelog.fitness import refuse_unfit
+from conformal_arbitrage.scorelog.fitness import refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostOptions, Costs, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.tables import strings
 
@@ -303,6 +303,7 @@ def simulate(
 
 def _refuse(log: ScoreLog, options: CalibrationOptions) -> None:
     refuse_unfit(log.source, log.extra)
+    refuse_floor(log)
     if log.missing.any():
         raise OptionError(
             f"{log.source}: {n_rows(int(log.missing.sum()), 'has', 'have')} no Guardian score, so that the loss is unknown; "

@@ -453,6 +453,25 @@ def stored_cost(path: str | Path) -> tuple[float, int]:
     return round(known, COST_DIGITS), unknown
 
 
+def fixed_floor(path: str | Path, floor: float | None, *, keep: bool) -> float | None:
+    """Return the floor that a collection began with, by its file of replies; this one if it has not begun.
+
+    Args:
+        path: the file.
+        floor: the floor of this run; None if every row is to be asked about.
+        keep: whether this run begins the collection, so that its floor is written down.
+    """
+    if not keep and not Path(path).exists():
+        return floor
+    with closing(_open(Path(path))) as connection:
+        connection.execute("create table if not exists floor (value real)")
+        begun = connection.execute("select value from floor").fetchone()
+        if begun is None and keep:
+            connection.execute("insert into floor values (?)", (floor,))
+            connection.commit()
+    return floor if begun is None else begun[0]
+
+
 # --- Estimate ---
 
 

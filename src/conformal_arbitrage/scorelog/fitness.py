@@ -36,6 +36,16 @@ def refuse_unfit(source: str, columns: Collection[str]) -> None:
         )
 
 
+def refuse_floor(log: "ScoreLog") -> None:
+    """Refuse a log with a floor where the loss of the Primary alone has to be known in every row."""
+    if log.floor is not None:
+        raise ScoreLogError(
+            f"{log.source}: the Guardian was not asked below the floor {log.floor:g}, in "
+            f"{n_rows(int(log.below_floor.sum()))}, so what the Primary alone or another rule would lose there is unknown; "
+            "compare and choose on the pilot that the floor came from, and calibrate on this log"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
     """How often a log repeats itself.

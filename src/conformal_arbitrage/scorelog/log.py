@@ -20,9 +20,11 @@ from conformal_arbitrage.core.exact import (
     ScoreArrays,
     digits_of,
     flat_positions,
+    margins,
     n_rows,
     numbers_or_none,
     row_argmax,
+    sorted_blocks,
 )
 from conformal_arbitrage.core.trials import LegCost
 from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError
@@ -97,6 +99,7 @@ class RawColumns:
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     identities: Mapping[str, Any] | None = None
     parents: tuple[str, ...] = ()
+    floor: float | None = None
     first_row: int = 0
 
 
@@ -123,6 +126,7 @@ class ScoreLog:
         columns: the names under which Primary and Guardian stood.
         identities: the scorers that made the scores, by column; None if the log does not say.
         parents: digests of the logs that its rows were taken from, as far as it says; see `lineage`.
+        floor: the margin below which the Guardian was not asked, fixed before these rows were; None if it was always asked.
         source: where the log came from, for messages.
     """
 
@@ -147,6 +151,7 @@ class ScoreLog:
     columns: tuple[str, str] = ("primary", "guardian")
     identities: Mapping[str, Any] | None = None
     parents: tuple[str, ...] = ()
+    floor: float | None = None
     source: str = FROM_ARRAYS
 
     @classmethod
@@ -222,6 +227,7 @@ class ScoreLog:
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
+        floor: float | None = None,
         source: str = FROM_ARRAYS,
     ) -> "ScoreLog":
         """Build a score log from 2-D arrays or from lists of different lengths.
@@ -238,6 +244,7 @@ class ScoreLog:
             primary_usage: cost or tokens of asking the Primary, per row.
             guardian_usage: cost or tokens of asking the Guardian, per row.
             identities: the scorers that made the scores, by role.
+            floor: the margin below which the Guardian was not asked, fixed before these rows were looked at.
             source: where the scores came from, for messages.
         """
         p, p_sizes, single = flatten(primary, "primary", source)
@@ -258,6 +265,7 @@ class ScoreLog:
             primary_usage=primary_usage or Usage(),
             guardian_usage=guardian_usage or Usage(),
             identities=identities,
+            floor=floor,
         )
         return cls.from_columns(columns)
 
@@ -275,6 +283,7 @@ class ScoreLog:
         primary_usage: Usage | None = None,
         guardian_usage: Usage | None = None,
         identities: Mapping[str, Any] | None = None,
+        floor: float | None = None,
         source: str = FROM_ROUTER,
     ) -> "ScoreLog":
         """Build a log in router form: two answers and a confidence that the Primary's may stand alone.
@@ -294,6 +303,7 @@ class ScoreLog:
             primary_usage: cost or tokens of the Primary, per row.
             guardian_usage: cost or tokens of the Guardian, per row.
             identities: the scorers that made the scores, by role.
+            floor: the margin below which the Guardian was not asked, fixed before these rows were looked at.
             source: where the scores came from, for messages.
         """
         s = grades(confidence, "confidence", high=LARGEST_SCORE, source=source)
@@ -316,6 +326,7 @@ class ScoreLog:
             primary_usage=primary_usage,
             guardian_usage=guardian_usage,
             identities=identities,
+            floor=floor,
             source=source,
         )
         return log if answer is None else replace(log, extra={"answer": strings(list(answer))})
@@ -384,6 +395,33 @@ class ScoreLog:
     def unknown_loss(self) -> Bools:
         """Rows whose loss is unknown: no Guardian score or, once binarised, an unknown `correct` of its top action."""
         return self.missing if self.binary is None else np.isnan(self.binary[self.offsets[:-1]])
+
+    @property
+    def below_floor(self) -> Bools:
+        """Rows whose margin lies below the floor, whether or not the Guardian was asked about them."""
+        below = np.zeros(len(self), dtype=np.bool_)
+        if self.floor is not None:
+            for block, gap, _ in sorted_blocks(self):
+                below[block.rows] = margins(gap) < self.floor
+        return below
+
+    def above_floor(self) -> "ScoreLog":
+        """Return the log as a calibration counts it: below the floor no action leads, so that every relaxation defers.
+
+        Such rows count and lose nothing. What the Guardian said about one that it was asked about is not looked at: the
+        rule is a function of the margin alone.
+        """
+        below = self.below_floor
+        flat = np.repeat(below, self.sizes)
+        known = self.guardian[~flat & ~np.isnan(self.guardian)]
+        return replace(
+            self,
+            primary=np.where(flat, 0.0, self.primary),
+            guardian=np.where(flat, known.max() if known.size else 1.0, self.guardian),
+            missing=self.missing & ~below,
+            lists={name: np.where(flat, 0.0, values) for name, values in self.lists.items()},
+            binary=None if self.binary is None else np.where(flat, 0.0, self.binary),
+        )
 
     @property
     def is_router(self) -> bool:
@@ -532,6 +570,8 @@ class ScoreLog:
         usage = self.primary_usage.columns(primary) | self.guardian_usage.columns(guardian)
         known = {name: values for name, values in named.items() if values is not None} | usage
         metadata = {} if self.identities is None else {"identities": dict(self.identities)}
+        if self.floor is not None:
+            metadata["floor"] = {primary: self.floor}
         if self.parents:
             metadata["parents"] = dict.fromkeys(self.parents, 1)
         if self.single:
@@ -665,6 +705,7 @@ def read_columns(
         extra=extra,
         identities=_noted(table, "identities"),
         parents=tuple(_noted(table, "parents") or ()),
+        floor=(_noted(table, "floor") or {}).get(roles[0]),
         first_row=table.first_row,
     )
 
@@ -915,8 +956,16 @@ def check_columns(raw: RawColumns) -> ScoreLog:
         columns=raw.columns,
         identities=raw.identities,
         parents=raw.parents,
+        floor=None if raw.floor is None else check_floor(raw.floor, raw.source),
         source=raw.source,
     )
+
+
+def check_floor(floor: object, source: str) -> float:
+    """Return a floor as a number; refuse one that is not above 0 and finite."""
+    if not isinstance(floor, int | float) or not 0 < floor < np.inf:
+        raise OptionError(f"{source}: a floor is a margin above 0; got {floor!r}, leave it out to ask about every row")
+    return float(floor)
 
 
 def _fault(raw: RawColumns, row: int, column: str, problem: str) -> ScoreLogError:

@@ -505,6 +505,11 @@ class ScoreParts:
         """The scorers that made the scores, by column; None if the files do not say."""
         return as_document(self.files[0].document, self.source).get("identities")
 
+    @property
+    def floor(self) -> float | None:
+        """The margin below which the Guardian was not asked; None if the files do not say."""
+        return _floors(self.files[0]).get(self.primary)
+
     def parts(self) -> list[ScorePart]:
         """Return all parts, in order."""
         parts: list[ScorePart] = []
@@ -733,6 +738,14 @@ def _refuse_unlike(files: Sequence[PartFile], columns: Sequence[str]) -> None:
             raise ScoreLogError(
                 f"{file.path}: its scores were made by other models than those of {first.path}; calibrate each by itself"
             )
+        if _floors(file) != _floors(first):
+            raise ScoreLogError(
+                f"{file.path}: was collected with another floor than {first.path}; collect both with one, fixed beforehand"
+            )
+
+
+def _floors(file: PartFile) -> Mapping[str, float]:
+    return as_document(file.document, file.path).get("floor") or {}
 
 
 def _identities(file: PartFile) -> object:
