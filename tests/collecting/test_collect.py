@@ -991,3 +991,166 @@ def test_a_fixed_set_of_options_and_the_column_of_answers_that_was_found(run):
     log = ScoreLog.read("log.parquet")
     assert log.actions.tolist() == ["bug", "other"] * 2
     assert log.label.tolist() == [0, 0]
+
+
+# a floor below which no Guardian is asked
+
+
+def leading(path, body, number):
+    """The small model leads by a twentieth more from question to question, and agrees with the large one in the end."""
+    if body["model"] == "large":
+        return scores(0.1, 0.9, model="large-1")
+    lead = number_in(body) / 20
+    return scores(0.5 + lead / 2, 0.5 - lead / 2)
+
+
+def test_no_guardian_is_asked_below_the_floor_and_the_log_says_so(run):
+    write_menus(10)
+    with serving(leading) as upstream:
+        configure(upstream.url)
+        shown = run(*MENU, "--floor", "0.2").stdout
+        asked = sorted(number_in(body) for body in upstream.bodies if body["model"] == "large")
+    assert asked == [4, 5, 6, 7, 8, 9], "a lead of exactly 0.2 is asked about"
+    log = ScoreLog.read("log.parquet")
+    assert (log.floor, log.below_floor.tolist()) == (0.2, [True] * 4 + [False] * 6)
+    assert log.missing.tolist() == log.below_floor.tolist()
+    assert [cost > 0 for cost in log.guardian_usage.cost] == [False] * 4 + [True] * 6
+    assert "guardian: 10 rows, 0 failed, cost $0.0012" in shown
+    assert "not asked: the Guardian about 4 rows below the floor 0.2, which saved about $0.0008" in shown
+    totals = collected_totals(log)
+    assert (totals["missing_guardian_rows"], totals["not_asked_rows"]) == (0, 4)
+    assert totals["saved"] == pytest.approx(0.0008)
+
+
+def test_a_log_with_a_floor_goes_its_whole_way(run):
+    rows = [{"id": f"q{n}", "question": f"Question {n % 20}?", "choices": ["left", "right"], "answer": "B"}
+            for n in range(60)]  # fmt: skip
+    write_rows("questions.jsonl", rows)
+    with serving(leading) as upstream:
+        configure(upstream.url)
+        run(*MENU, "--floor", "0.2")
+    shown = run("inspect", "log.parquet").stdout
+    assert "the Guardian in 12 rows below the floor 0.2" in shown
+    run("calibrate", "log.parquet", "-o", "certificate.json", "--alpha", "0.2")
+    run("verify", "certificate.json", "log.parquet")
+    assert "12 rows below the floor 0.2" in run("certificate", "show", "certificate.json").stdout
+    run("assess", "certificate.json", "log.parquet")
+    assert (
+        "choose on the pilot"
+        in run("evaluate", "log.parquet", "--alpha", "0.2", "--calibration-size", "20", code=2).stderr
+    )
+
+
+def test_a_primary_that_failed_is_not_asked_about_until_it_answers(run):
+    write_menus(3)
+
+    def failing(path, body, number):
+        return (500, {}) if failing.down and number_in(body) == 2 else leading(path, body, number)
+
+    failing.down = True
+    with serving(failing) as upstream:
+        configure(upstream.url)
+        run(*MENU, "--floor", "0.05")
+        assert ScoreLog.read("log.parquet").below_floor.tolist() == [True, False, True]
+        failing.down = False
+        run(*MENU, "--floor", "0.05")
+    assert ScoreLog.read("log.parquet").below_floor.tolist() == [True, False, False]
+
+
+def test_a_collection_resumes_with_the_floor_it_began_with_and_no_other(run):
+    write_menus(10)
+    with serving(leading) as upstream:
+        configure(upstream.url)
+        run(*MENU, "--floor", "0.2", "--limit", "6")
+        sent = len(upstream.bodies)
+        for other, remedy in (("0.3", "pass --floor 0.2"), (None, "pass --floor 0.2")):
+            arguments = [] if other is None else ["--floor", other]
+            for more in ([], ["--dry-run"]):
+                refused = run(*MENU, *arguments, *more, code=2).stderr
+                assert "this collection began with the floor 0.2" in refused.replace("\n", " ")
+                assert remedy in refused.replace("\n", " ")
+        assert len(upstream.bodies) == sent
+        run(*MENU, "--floor", "0.2")
+        assert len(upstream.bodies) == 16, "10 of the Primary, 6 of the Guardian, none twice"
+        run("collect", "questions.jsonl", "-o", "whole.parquet")
+        refused = run("collect", "questions.jsonl", "-o", "whole.parquet", "--floor", "0.2", code=2).stderr
+        assert "this collection began without a floor" in refused.replace("\n", " ")
+        assert "leave --floor out" in refused.replace("\n", " ")
+
+
+def test_a_pilot_is_left_out_and_tells_what_the_floor_saves(run):
+    write_menus(10)
+    with serving(leading) as upstream:
+        configure(upstream.url)
+        run("collect", "questions.jsonl", "-o", "pilot.parquet", "--limit", "4")
+        dry = [*MENU, "--floor", "0.1", "--dry-run"]
+        shown = run(*dry, "--pilot", "pilot.parquet").stdout
+        assert "The floor saves about 3 of the Guardian's calls (50 %, as in the pilot), $0.00" in shown
+        saving = json.loads(run(*dry, "--pilot", "pilot.parquet", "--json").stdout)["expected_saving"]
+        assert (saving["calls"], saving["cost"] > 0) == (3, True)
+        assert "--pilot says how many are not" in run(*dry).stdout
+        assert not Path("log.parquet.replies.sqlite").exists(), "a dry run writes nothing"
+        run(*MENU, "--floor", "0.1", "--pilot", "pilot.parquet")
+    assert ScoreLog.read("log.parquet").id.tolist() == [f"q{n}" for n in range(4, 10)]
+
+
+def test_a_dry_run_does_not_count_what_stored_replies_show_to_lie_below_the_floor(run):
+    write_menus(10)
+    with serving(leading) as upstream:
+        configure(upstream.url)
+        run(*MENU, "--floor", "0.2", "--limit", "6")
+        models = json.loads(run(*MENU, "--floor", "0.2", "--dry-run", "--json").stdout)["models"]
+    counted = {model["role"]: model["spent"]["calls"] for model in models}
+    assert counted == {"primary": 4, "guardian": 5}, "4 unknown ones, and a tie, which is as good as unknown here"
+
+
+def test_progress_says_what_is_saved(run):
+    write_menus(10)
+    seen = []
+    with serving(leading) as upstream:
+        configure(upstream.url)
+        asyncio.run(
+            collect(
+                "arbitrage.toml", "questions.jsonl", output="log.parquet", floor=0.2, concurrency=1,
+                progress=lambda progress: seen.append((progress.not_asked, progress.saved)),
+            )
+        )  # fmt: skip
+    assert seen[3] == (4, None), "nothing is known of a Guardian's price before it was asked"
+    assert seen[-1] == (4, pytest.approx(0.0008))
+
+
+def test_below_the_floor_of_a_confidence_nothing_is_graded(run):
+    write_requests(4)
+
+    def reply(path, body, number):
+        if body["model"] == "small" and "How sure are you" in body["messages"][0]["content"]:
+            return completion(json.dumps({"confidence": number_in(body) / 4}), usage=(30, 3))
+        return answers("fine")(path, body, number)
+
+    with serving(reply) as upstream:
+        configure(upstream.url, primary=ASK, judge={})
+        run(*TEXT, "--grade", "judge", "--floor", "0.5")
+        by_model = Counter(body["model"] for body in upstream.bodies)
+    assert by_model == {"small": 8, "large": 2, "judge": 2}, "the two answers of a row are equal and graded once"
+    log = ScoreLog.read("log.parquet")
+    assert (log.is_router, log.below_floor.tolist()) == (True, [True, True, False, False])
+
+
+def test_a_guardian_that_fails_on_all_of_the_first_rows_that_it_is_asked_about_stops_the_collection(run):
+    rows = [{"id": f"q{n}", "question": f"Question {n % 20}?", "choices": ["left", "right"]} for n in range(60)]
+    write_rows("questions.jsonl", rows)
+    with serving(
+        lambda path, body, number: leading(path, body, number) if body["model"] == "small" else 500
+    ) as upstream:
+        configure(upstream.url)
+        failed = run(*MENU, "--floor", "0.2", "--concurrency", "1", code=2).stderr
+    assert "the Guardian failed on all of the first 20 rows" in failed.replace("\n", " ")
+
+
+def test_cascades_and_pilots_without_ids_are_refused(run):
+    write_menus(2)
+    ScoreLog.from_arrays([[0.0, 0.4]], [[0.0, 1.0]]).write("pilot.parquet")
+    configure("http://127.0.0.1:9/v1")
+    assert "floor and path do not go together" in run(*MENU, "--path", "--floor", "0.2", code=2).stderr
+    refused = run(*MENU, "--floor", "0.2", "--pilot", "pilot.parquet", code=2).stderr
+    assert "has no `id` column" in refused.replace("\n", " ")
