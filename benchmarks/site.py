@@ -27,7 +27,7 @@ MODULES = ("conformal_arbitrage", "conformal_arbitrage.importing")
 CONTENTS = {
     "Start": ("readers", "guarantee", "faq"),
     "From data to a certificate": (
-        "score-logs", "importing", "choosing", "batch", "certificates", "options", "compare", "cascades", "scale",
+        "score-logs", "importing", "choosing", "batch", "swap", "certificates", "options", "compare", "cascades", "scale",
     ),
     "Where decisions are made": ("live", "gateway", "frameworks", "reviews", "console"),
     "In production": ("production", "operations", "growth", "security"),

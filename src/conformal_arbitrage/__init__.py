@@ -44,7 +44,7 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
         StaleCalibrationError,
         UpstreamError,
     )
-    from conformal_arbitrage.evaluation.assessment import Assessment, assess
+    from conformal_arbitrage.evaluation.assessment import Assessment, Swap, assess, model_grades, swap
     from conformal_arbitrage.evaluation.compare import RuleComparison, compare
     from conformal_arbitrage.evaluation.frontier import Frontier, FrontierPoint, evaluate
     from conformal_arbitrage.evaluation.inspection import Inspection, inspect
@@ -110,6 +110,7 @@ __all__ = [
     "SparkTable",
     "Spent",
     "StaleCalibrationError",
+    "Swap",
     "UpstreamError",
     "Usage",
     "Verification",
@@ -122,12 +123,14 @@ __all__ = [
     "evaluate",
     "inspect",
     "learn",
+    "model_grades",
     "open_batch",
     "plan",
     "plan_batch",
     "recommend",
     "rows_needed",
     "split",
+    "swap",
     "verify",
 ]
 
@@ -152,7 +155,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
             "EngineError GuardianError InfeasibleError OptionError OutputError RefusalError ReplyError "
             "ScoreLogError ScorerError SourceError StaleCalibrationError UpstreamError "
         ),
-        "evaluation.assessment": ("Assessment assess "),
+        "evaluation.assessment": ("Assessment Swap assess model_grades swap "),
         "evaluation.compare": ("RuleComparison compare "),
         "evaluation.frontier": ("Frontier FrontierPoint evaluate "),
         "evaluation.inspection": ("Inspection inspect "),

@@ -1,11 +1,12 @@
 """Commands on score logs: make one, look into it, and run experiments on it."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from conformal_arbitrage import experiments
 from conformal_arbitrage.calibration.learned import Features
@@ -24,11 +25,12 @@ from conformal_arbitrage.cli.output import (
     warn,
     wrapped,
 )
-from conformal_arbitrage.core.exact import n_rows
+from conformal_arbitrage.collecting.records import pair_log_of
+from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.evaluation import show
 from conformal_arbitrage.evaluation import simulation as simulation_report
-from conformal_arbitrage.evaluation.assessment import Assessment, assess, without_verdict
+from conformal_arbitrage.evaluation.assessment import Assessment, SwapLoss, assess, model_grades, swap, without_verdict
 from conformal_arbitrage.evaluation.compare import compare
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate, evaluate_cascade
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect, rows_to_choose_on
@@ -47,7 +49,8 @@ from conformal_arbitrage.importing import (
     read_routellm,
     read_wide,
 )
-from conformal_arbitrage.importing.quickstart import QuickStart, quick_start
+from conformal_arbitrage.importing.pairing import Tally, Unpaired, paired
+from conformal_arbitrage.importing.quickstart import QuickStart, quick_start, read_run
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.scorelog.log import LEVELS, CostOptions, ScoreLog, read_confidence
@@ -577,6 +580,108 @@ def show_assessment(assessment: Assessment) -> None:
     click.echo(wrapped(assessment.verdict))
     for problem in assessment.problems:
         warn(problem)
+
+
+# --- swap ---
+
+
+_SWAP_STATUS = {"switch": 0, "keep": 1, "not yet": 3}
+"""Exit codes; 2 is an error."""
+
+
+@click.command("swap")
+@click.argument("files", nargs=-1, metavar="[OLD NEW | TABLE]")
+@click.option(
+    "--alpha", type=options.SHARE, required=True, metavar="A",
+    help="The most that the replacement may lose per question, on average, such as 0.02 or 2%.",
+)  # fmt: skip
+@click.option("--confidence", default="0.95", show_default=True, metavar="P", help="Confidence of either verdict.")
+@click.option(
+    "--loss", type=click.Choice(["net", "regret"]),
+    help="net counts gains; regret does not.  [default: net, or regret on a log of menus without labels]",
+)  # fmt: skip
+@options.loss_bound
+@click.option("--old", metavar="COL", help="Column of the old model's grades, in one TABLE.")
+@click.option("--new", metavar="COL", help="Column of the new model's grades, in one TABLE.")
+@click.option(
+    "--grade", metavar="NAME", help="Column of grades in OLD and NEW; a metric of lm-eval, a score of inspect."
+)
+@_unpaired
+@options.roles
+@click.option(
+    "--policy", metavar="NAME", help="Judge the recorded traffic of this policy of a gateway instead of files."
+)
+@options.config_file
+@options.as_json
+def swap_command(
+    *,
+    files: Sequence[str],
+    alpha: str,
+    confidence: str,
+    loss: SwapLoss | None,
+    loss_bound: str | None,
+    old: str | None,
+    new: str | None,
+    grade: str | None,
+    unpaired: Unpaired,
+    primary_column: str | None,
+    guardian_column: str | None,
+    policy: str | None,
+    config: str,
+    as_json: bool,
+) -> None:
+    """Say whether a new model may replace an old one: "switch", "keep" or "not yet".
+
+    Look as often as you like: the answer is valid at every number of questions. Exit codes: 0 switch, 1 keep, 3 not yet.
+
+    OLD and NEW hold one model's graded answers each: a table with id and grade, a run of lm-eval, or a log of inspect. One
+    TABLE has both grades in columns (--old, --new), or is a score log, whose Guardian is the old model and whose Primary is
+    the new one; so it is with --policy.
+
+    \b
+    arbitrage swap large.csv small.csv --alpha 2%
+    arbitrage swap runs/large runs/small --alpha 2% --grade exact_match
+    arbitrage swap grades.csv --old large_ok --new small_ok --alpha 2%
+    arbitrage swap --policy support --alpha 2%
+    """
+    by_columns = old is not None and new is not None
+    right = not files if policy else len(files) == 1 if by_columns else len(files) in (1, 2)
+    if not right or (not by_columns and (old or new)):
+        raise click.UsageError(
+            "give two files, OLD NEW; or one TABLE, with --old and --new or as a score log; or --policy NAME"
+        )
+    if len(files) == 2:
+        columns, source = _paired_grades(files, grade, unpaired), " and ".join(files)
+    elif old is not None and new is not None:
+        with Table(files[0]) as table:
+            columns, source = (table.scalars(old, truths=True), table.scalars(new, truths=True)), files[0]
+    else:
+        log = (
+            options.read_log(files[0], primary_column, guardian_column)
+            if policy is None
+            else options.with_store(config, lambda store: pair_log_of(store, policy), only_existing=True)
+        )
+        loss = loss or ("net" if "correct" in log.outcome_names else "regret")
+        columns, source = model_grades(log, loss), log.source
+        options.remember_look(log.lineage(), "swap")
+    result = swap(
+        *columns, alpha=alpha, confidence=confidence, loss=loss or "net", loss_bound=loss_bound or 1, source=source
+    )
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_facts(result.facts())
+        click.echo(wrapped(result.answer))
+        click.echo(wrapped(result.promise))
+    raise SystemExit(_SWAP_STATUS[result.verdict])
+
+
+def _paired_grades(files: Sequence[str], grade: str | None, unpaired: Unpaired) -> tuple[Floats, Floats]:
+    """Return the grades of the old and of the new model on the questions of both."""
+    old, new = (read_run(file, grade=grade) for file in files)
+    pairs = paired(new, old, unpaired=unpaired, unused=Tally())
+    new_grades, old_grades = np.array([[a.grade, b.grade] for a, b in pairs], dtype=np.float64).T
+    return old_grades, new_grades
 
 
 # --- evaluate and compare ---

@@ -33,6 +33,7 @@ COMMANDS = {
         "verify": ("certificates:verify_command", "Recompute a certificate from its log, to the bit."),
         "apply": ("certificates:apply_command", "Decide every row of a log with a certificate."),
         "assess": ("logs:assess_command", "Measure the loss of a certificate on new rows."),
+        "swap": ("logs:swap_command", "Say whether a new model may replace an old one."),
         "batch": ("batch:batch_command", "Keep machine labels of a pile of items where that is safe."),
         "certificate": ("certificates:certificate_command", "Show a certificate, or change it within what it promises."),
         "plan": ("certificates:plan_command", "Show how many rows and audits a budget needs."),

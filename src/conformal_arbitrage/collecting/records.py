@@ -23,7 +23,15 @@ from conformal_arbitrage.scorelog.fitness import SESSION_TURNS, UNFIT, column_te
 from conformal_arbitrage.scorelog.log import ROUTER_ACTIONS, ScoreLog, join_logs
 from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store import pages
-from conformal_arbitrage.store.events import CalibrationRow, all_guardian_scores, first_graded, is_fit, scores_of
+from conformal_arbitrage.store.events import (
+    CalibrationRow,
+    all_guardian_scores,
+    calibration_rows,
+    first_graded,
+    gather_rows,
+    is_fit,
+    scores_of,
+)
 from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import Leg, as_object
@@ -148,6 +156,36 @@ def uncertified_log(rows: Sequence[CalibrationRow]) -> ScoreLog:
     if rows[0].form == "text":
         return replace(_stored_router_log([row for row in rows if row.form == "text"], None)[0], source=source)
     return replace(_stored_menu_log([row for row in rows if row.form == "menu"]), source=source)
+
+
+async def pair_log_of(store: Store, policy: str) -> ScoreLog:
+    """Return what is known of a policy's traffic about both of its models, as a log in the order of the queries.
+
+    The rows are those of shadow mode, and those that the audit coin drew: whether a query is among them does not depend on
+    its scores, so each counts alike. Only rows of the models that served last count.
+
+    Args:
+        store: the decision record.
+        policy: the policy's name.
+
+    Raises:
+        StoreError: there are no such rows, or the policy is a cascade or decides by session.
+    """
+    await gather_rows(store)
+    latest = await store.run(pages.records, policy=policy, limit=1)
+    if latest and sum(leg.role == "primary" for leg in latest[0].decision.legs) > 1:
+        raise StoreError(
+            f"policy {policy!r} is a cascade; export it, and import the grades of the two models to compare"
+        )
+    models = (latest[0].decision.identities_sha256 or "") if latest else ""
+    rows = await store.run(calibration_rows, policy, identities_sha256=models, since=0.0)
+    if not rows:
+        raise StoreError(f"policy {policy!r} has no rows of both models; serve it in shadow mode, or set audit_rate")
+    if any(row.session is not None for row in rows):
+        raise StoreError(
+            f"policy {policy!r} decides by session, whose turns are alike; export it, and judge its sessions"
+        )
+    return replace(uncertified_log(rows), source=f"policy {policy}")
 
 
 def is_known(row: CalibrationRow) -> bool:

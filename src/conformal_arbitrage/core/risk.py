@@ -287,12 +287,17 @@ def net_losses(log: ScoreArrays, grades: Floats) -> Floats:
 
     It is the grade of the Guardian's choice over all actions minus that of the Primary's.
     """
+    starts = log.offsets[:-1]
+    net = grades[starts + row_argmax(log.guardian, log.offsets)] - grades[starts + top_actions(log)]
+    return np.where(log.missing, np.nan, net)
+
+
+def top_actions(log: ScoreArrays) -> Integers:
+    """Return the Primary's choice in each row, the lowest index among equal scores."""
     top = np.empty(len(log.offsets) - 1, dtype=np.int64)
     for block, _, order in sorted_blocks(log):
         top[block.rows] = order[0]
-    starts = log.offsets[:-1]
-    net = grades[starts + row_argmax(log.guardian, log.offsets)] - grades[starts + top]
-    return np.where(log.missing, np.nan, net)
+    return top
 
 
 _UNGRADED = ("the outcome of the Primary's or the Guardian's choice is unknown", "fill it in")

@@ -1,22 +1,25 @@
-"""assess: the realised loss of a certificate on new rows, with an interval that holds at every number of rows.
+"""assess: the realised loss of a certificate on new rows. swap: whether a new model alone may replace the old one.
 
-Describes one certificate on one log; changes neither. Knows nothing of terminals.
+Their intervals hold at every number of rows; those of swap at all of them together. Knows nothing of terminals.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from typing import Any, Literal, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.promises import Cluster, PerSession
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
-from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
-from conformal_arbitrage.core.risk import Loss
+from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows, numbers_or_none, row_argmax
+from conformal_arbitrage.core.risk import Loss, Number, as_fraction, top_actions
 from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.monitoring.limits import NO_LOSS, WHOLE_LOSS, LossSums
 from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 
@@ -307,3 +310,238 @@ def _other_models(identities: dict[str, Any], log: ScoreLog) -> bool:
     known = log.identities or {}
     pairs = zip(("primary", "guardian"), log.columns, strict=True)
     return any(known.get(column) != identities.get(role) for role, column in pairs)
+
+
+# --- Is the new model good enough? ---
+
+
+SwapVerdict = Literal["switch", "keep", "not yet"]
+SwapLoss = Literal["net", "regret"]
+_MOST_ROWS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swap:
+    """Whether a new model may replace an old one: the loss of always taking the new one's answer.
+
+    Attributes:
+        source: where the grades come from.
+        rows: number of questions.
+        ungraded: questions without a grade of one of the models; counted as the worst case for either verdict.
+        alpha: the most that the replacement may lose.
+        loss: "net" is the old model's grade minus the new one's, gains counted; "regret" is that or 0.
+        loss_bound: the largest possible loss.
+        grades: mean grade of the old and the new model, over the graded questions.
+        worse: graded questions in which the new model is worse.
+        better: graded questions in which it is better.
+        mean: mean loss of the graded questions.
+        interval: of the loss; each end alone holds with probability `confidence`, at every number of rows at once.
+        confidence: of either verdict.
+        verdict: "switch" if the loss is at most alpha, "keep" if it is more, "not yet" if these rows do not tell.
+        more_rows: how many more rows like these would decide; None after a verdict, or if none would.
+    """
+
+    source: str
+    rows: int
+    ungraded: int
+    alpha: float
+    loss: SwapLoss
+    loss_bound: float
+    grades: tuple[float, float]
+    worse: int
+    better: int
+    mean: float
+    interval: Interval
+    confidence: float
+    verdict: SwapVerdict
+    more_rows: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a JSON document, with the sentences."""
+        return {**asdict(self), "answer": self.answer, "promise": self.promise}
+
+    @property
+    def answer(self) -> str:
+        """The verdict in words."""
+        low, high = self.interval
+        what = "the new model loses"
+        if self.verdict == "switch":
+            return f"Switch: {what} at most {high:.4g}, within alpha {self.alpha:g}."
+        if self.verdict == "keep":
+            return f"Keep the old model: {what} at least {low:.4g}, more than alpha {self.alpha:g}."
+        if self.more_rows is None:
+            more = "More rows like these would not: the loss is too near alpha, or too few of them are graded."
+        else:
+            more = f"About {self.more_rows} more rows like these would decide."
+        return f"Not yet: {what} between {low:.4g} and {high:.4g}, and alpha is {self.alpha:g}. {more}"
+
+    @property
+    def promise(self) -> str:
+        """What the confidence means."""
+        wrong = 100 * (1 - self.confidence)
+        return (
+            f'If the questions are independent draws of your traffic, a wrong "switch" has a probability of at most '
+            f'{wrong:.4g} %, and so has a wrong "keep", whenever and however often you look, and whatever alpha. Each '
+            "further model that you try has that probability of its own."
+        )
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return the findings as name and value pairs, for people."""
+        low, high = self.interval
+        counted = f"{self.rows}, {self.ungraded} of them ungraded: the worst case for either verdict"
+        old, new = self.grades
+        gains = "counted" if self.loss == "net" else "not counted"
+        return [
+            ("questions", counted if self.ungraded else f"{self.rows}"),
+            ("mean grade", f"old {old:.4f}, new {new:.4f}"),
+            ("new model", f"worse on {self.worse}, better on {self.better}"),
+            ("loss", f"{self.mean:.4f} (gains {gains}), alpha {self.alpha:g}"),
+            ("limits", f"{low:.4f} to {high:.4f}, each with {100 * self.confidence:g} % confidence at every number of rows"),
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        return (
+            f"Swap(verdict={self.verdict!r}, rows={self.rows}, interval=({low:.4f}, {high:.4f}), alpha={self.alpha:g})"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(self.facts()) + html_paragraph(self.answer) + html_paragraph(self.promise)
+
+
+def swap(
+    old: ArrayLike,
+    new: ArrayLike,
+    *,
+    alpha: Number,
+    confidence: Number = 0.95,
+    loss: SwapLoss = "net",
+    loss_bound: Number = 1,
+    source: str = "the grades",
+) -> Swap:
+    """Say whether replacing one model by another loses at most alpha, from grades of both on the same questions.
+
+    The limits are those of the monitor: they hold at every number of rows at once. Look as often as you like, and add rows
+    until there is a verdict. An ungraded question counts as the largest loss for "switch", and as the smallest for "keep".
+
+    Args:
+        old: a grade per question; NaN or None where there is none.
+        new: the same for the model that is to replace it.
+        alpha: the most that the replacement may lose, per question on average; with gains counted it may be 0 or less.
+        confidence: of either verdict.
+        loss: "net" counts gains: the difference of the mean grades; "regret" does not.
+        loss_bound: the largest possible difference of two grades.
+        source: where the grades come from, for messages.
+
+    Raises:
+        ScoreLogError: there are no grades, or two differ by more than the bound.
+    """
+    bound, least = float(as_fraction(loss_bound, name="loss_bound")), -1.0 if loss == "net" else 0.0
+    risk, sure = float(as_fraction(alpha, name="alpha")), as_fraction(confidence, name="confidence")
+    if not 0 < sure < 1:
+        raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
+    if loss not in ("net", "regret") or not 0 < bound < inf or not least * bound < risk < bound:
+        raise OptionError(
+            f"alpha must lie above {least * bound:g} and below the largest loss {bound:g}, with loss 'net' or 'regret'; "
+            f"got {risk:g} with {loss!r}"
+        )
+    ours, theirs = _paired_columns(old, new, bound, source)
+    known = ~np.isnan(ours - theirs)
+    differences = (ours - theirs)[known]
+    losses = (differences if loss == "net" else np.maximum(differences, 0.0)) / bound
+    sums = LossSums.of(np.clip((losses - least) / (1 - least), 0.0, 1.0))
+    unknown, side = int((~known).sum()), float(1 - sure)
+    best, worst = sums.plus(NO_LOSS, unknown), sums.plus(WHOLE_LOSS, unknown)
+    line = (risk / bound - least) / (1 - least)
+    low, high = (bound * (least + (1 - least) * at) for at in (best.limits(side)[0], worst.limits(side)[1]))
+    return Swap(
+        source=source,
+        rows=len(known),
+        ungraded=unknown,
+        alpha=risk,
+        loss=loss,
+        loss_bound=bound,
+        grades=(float(ours[known].mean()), float(theirs[known].mean())),
+        worse=int((differences > 0).sum()),
+        better=int((differences < 0).sum()),
+        mean=bound * float(losses.mean()),
+        interval=(low, high),
+        confidence=float(sure),
+        verdict=_swap_verdict(best, worst, line, side),
+        more_rows=_more_rows(best, worst, line, side),
+    )
+
+
+def _paired_columns(old: ArrayLike, new: ArrayLike, bound: float, source: str) -> tuple[Floats, Floats]:
+    """Return the grades of both models; refuse other numbers of questions, and differences beyond the bound."""
+    ours, theirs = (_grade_column(column, name, source) for column, name in ((old, "old"), (new, "new")))
+    if len(ours) != len(theirs):
+        raise ScoreLogError(
+            f"{source}: {len(ours)} grades of the old model and {len(theirs)} of the new; give both of each question"
+        )
+    distances = np.abs(ours - theirs)
+    if np.isnan(distances).all():
+        raise ScoreLogError(f"{source}: no question has grades of both models; grade their answers first")
+    largest = float(np.nanmax(distances))
+    if largest > bound * (1 + 1e-9):
+        raise ScoreLogError(
+            f"{source}: two grades differ by {largest:g}, more than {bound:g}; rescale the grades, or state the largest "
+            "possible difference (--loss-bound)"
+        )
+    return ours, theirs
+
+
+def _grade_column(values: ArrayLike, name: str, source: str) -> Floats:
+    raw = np.asarray(values)
+    column = raw.astype(np.float64) if raw.dtype.kind == "b" else numbers_or_none(values)
+    if column is None or column.ndim != 1 or np.isinf(column).any():
+        raise ScoreLogError(
+            f"{source}: the grades of the {name} model must be a flat list of numbers; got {values!r:.80}"
+        )
+    return column.astype(np.float64)
+
+
+def _swap_verdict(best: LossSums, worst: LossSums, line: float, side: float) -> SwapVerdict:
+    """Return which side of a line the loss lies on, with unknown losses at their smallest and at their largest."""
+    return "switch" if worst.below(line, side) else "keep" if best.above(line, side) else "not yet"
+
+
+def _more_rows(best: LossSums, worst: LossSums, line: float, side: float) -> int | None:
+    """Return how many more rows, in the proportions of those so far, give a verdict; None if none do, or there is one.
+
+    The log of each bet's wealth grows in proportion to the rows, so the mean wealth is convex in them and 1 at none: a
+    verdict, once reached, stays.
+    """
+    rows = best.count
+
+    def decides(total: int) -> bool:
+        low, high = (LossSums(total, tuple(log * total // rows for log in sums.logs)) for sums in (best, worst))
+        return _swap_verdict(low, high, line, side) != "not yet"
+
+    few, many = rows, rows
+    while not decides(many):
+        few, many = many, 2 * many
+        if many > _MOST_ROWS:
+            return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if decides(middle) else (middle, many)
+    return many - rows or None
+
+
+def model_grades(log: ScoreLog, loss: SwapLoss) -> tuple[Floats, Floats]:
+    """Return a grade per row of what the Guardian alone, the old model, and the Primary alone, the new one, would choose.
+
+    It is the outcome `correct` of their choices; on menus without gains counted, as in a calibration, the Guardian's scores.
+    Where the Primary has no opinion on a menu, it has no grade.
+
+    Raises:
+        ScoreLogError: gains count, and the log has no outcome `correct`.
+    """
+    graded = loss == "net" or (log.is_router and "correct" in log.outcome_names)
+    worth = log.outcome("correct") if graded else log.loss_scores
+    if log.is_router:  # the second answer is the Primary's, with or without a confidence
+        return worth[::2], worth[1::2]
+    starts = log.offsets[:-1]
+    old, new = worth[starts + row_argmax(log.guardian, log.offsets)], worth[starts + top_actions(log)]
+    return np.where(log.missing, np.nan, old), np.where(log.no_opinion, np.nan, new)

@@ -91,6 +91,12 @@ async def read_inspect(
     return await import_runs("inspect", runs, step, unused=unused, unpaired=unpaired)
 
 
+def inspect_run(path: str | Path, scorer: str | None) -> ModelRun:
+    """Return the scored answers of one log by sample."""
+    log = _read_log(path)
+    return ModelRun(model=log.model, answers=_answers(log, scorer, "logprob", None, Tally(), graded=True))
+
+
 def _read_log(path: str | Path) -> EvalFile:
     files = files_of(path, (".eval", ".json"))
     if len(files) != 1:

@@ -126,6 +126,22 @@ async def read_lm_eval(
     return await import_runs("lm-eval", runs, step, unused=unused, unpaired=unpaired)
 
 
+def lm_eval_run(path: str | Path, grade: str | None) -> ModelRun:
+    """Return the grades of one run by document.
+
+    Args:
+        path: a samples file, or a folder with several.
+        grade: METRIC or METRIC,FILTER; by default acc where there are options, else as `read_lm_eval` chooses.
+    """
+    metric, _, filter = (grade or "").partition(",")
+    answers: dict[str, LoggedAnswer] = {}
+    for sample in _samples(path, (), filter or None, Tally()).values():
+        name = metric or ("acc" if sample.likelihoods is not None else None)
+        id = f"{sample.id} {str(sample.document.get('doc_hash'))[:8]}"  # which pairs equal documents only
+        answers[id] = LoggedAnswer(id=id, grade=_metric(sample, name), group=sample.task)
+    return ModelRun(model=_model_name(path), answers=answers)
+
+
 def _samples(path: str | Path, tasks: Sequence[str], filter: str | None, unused: Tally) -> dict[str, Sample]:
     """Return the samples of a run by id."""
     samples: dict[str, Sample] = {}
@@ -133,7 +149,8 @@ def _samples(path: str | Path, tasks: Sequence[str], filter: str | None, unused:
         filters = dict.fromkeys(str(sample.document.get("filter", "none")) for sample in _read(task, file))
         if filter is None and len(filters) > 1:
             raise OptionError(
-                f"{file}: the answers went through several filters ({', '.join(filters)}); name one: --filter"
+                f"{file}: the answers went through several filters ({', '.join(filters)}); name one: --filter, or in "
+                "`arbitrage swap` --grade METRIC,FILTER"
             )
         for sample in _read(task, file):
             if filter is not None and sample.document.get("filter", "none") != filter:

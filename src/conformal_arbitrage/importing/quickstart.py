@@ -1,4 +1,4 @@
-"""quickstart: from what someone has to a configuration and the next three commands."""
+"""quickstart: from what someone has to a configuration and the next three commands; read_run: a model's graded answers."""
 
 import re
 import shlex
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.importing.inspect_eval import inspect_run
+from conformal_arbitrage.importing.lm_eval_samples import lm_eval_run
+from conformal_arbitrage.importing.pairing import LoggedAnswer, ModelRun
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
 from conformal_arbitrage.scorelog.log import read_confidence
@@ -136,6 +139,43 @@ def _run_kind(path: Path) -> str:
     raise OptionError(
         f"{path}: not a run of lm-eval (samples_*.jsonl), a log of inspect_ai (.eval) or an output file of the Batch API; "
         "for other tools see `arbitrage import --help`"
+    )
+
+
+def read_run(path: str | Path, *, grade: str | None = None) -> ModelRun:
+    """Read one model's graded answers.
+
+    Args:
+        path: a run of lm-eval (a samples file, or a folder with several), a log of inspect_ai (.eval), or a table with `id`
+            and a column of grades.
+        grade: lm-eval's METRIC or METRIC,FILTER; inspect's score; the table's column.
+
+    Raises:
+        ScoreLogError: a file is malformed, or ids repeat.
+        OptionError: it is not clear what grades the answers.
+    """
+    place = Path(path)
+    if place.name.endswith(".eval"):
+        return inspect_run(place, grade)
+    if place.name.startswith("samples_") or place.is_dir():
+        return lm_eval_run(place, grade)
+    with Table(place) as table:
+        graded = [name for name in table.types if _words(name) & _GRADED or name == "score"]
+        name = grade or (graded[0] if len(graded) == 1 else None)
+        if name not in table.types or "id" not in table.types:
+            raise OptionError(
+                f"{path}: needs a column id and one of grades; it has {', '.join(table.types)}; name the grades with --grade"
+            )
+        _refuse_repeated_ids(table, str(path))
+        ids, values = table.texts("id").tolist(), table.scalars(name, truths=True).tolist()
+    if not all(ids):
+        raise ScoreLogError(
+            f"{path}: row {ids.index('') + 1} has no id, which pairs the answers; give each question its id"
+        )
+    grades = [None if np.isnan(value) else value for value in values]
+    return ModelRun(
+        model=str(path),
+        answers={id: LoggedAnswer(id=id, grade=value) for id, value in zip(ids, grades, strict=True)},
     )
 
 

@@ -59,8 +59,15 @@ class LossSums:
 
     def below(self, line: float, side: float = SIDE) -> bool:
         """Tell whether the upper limit is at most a line, without computing it."""
-        falling = np.array(self.logs[len(RISING) :], dtype=np.float64)
-        return bool(_log_mean(unit_log(falling), FALLING, np.array(self.count), np.array(line)) >= -np.log(side))
+        return self._excludes(line, self.logs[len(RISING) :], FALLING, side)
+
+    def above(self, line: float, side: float = SIDE) -> bool:
+        """Tell whether the lower limit is at least a line, without computing it."""
+        return self._excludes(line, self.logs[: len(RISING)], RISING, side)
+
+    def _excludes(self, line: float, logs: tuple[int, ...], bets: Floats, side: float) -> bool:
+        wealth = _log_mean(unit_log(np.array(logs, dtype=np.float64)), bets, np.array(self.count), np.array(line))
+        return bool(wealth >= -np.log(side))
 
 
 @lru_cache(maxsize=_KEPT)
