@@ -162,7 +162,7 @@ def test_a_key_for_one_policy_sees_only_that(filled):
 def test_operators_see_how_many_decisions_have_no_guarantee_and_no_link_to_them(house):
     gate = house(House)
     secret, id = gate.key("call")
-    exclude(gate, [id])
+    exclude(gate, id)
     assert gate.decide(headers={"Authorization": f"Bearer {secret}"}).status_code == 200
     for scope, linked in (("operate", False), ("admin", True)):
         visit = Visit(gate, gate.key(scope)[0])
@@ -232,6 +232,21 @@ def test_a_policy_without_a_certificate_has_nothing_to_renew_and_says_so(house):
     reply = visit.send_form("/console/policies/support/renew", page)
     assert reply.status_code == 409
     assert "no certificate of a single pair of models to renew" in reply.text
+
+
+def test_a_key_is_excluded_from_a_promise_and_back_on_the_page_of_keys(own):
+    gate, visit = own
+    secret, id = gate.key("call")
+    ask = {"headers": {"Authorization": f"Bearer {secret}"}}
+    for fields, told, shown in (
+        ({}, "is excluded from the promise", "excluded from support"),
+        ({"end": "yes"}, "", "valid"),
+    ):
+        form = {"id": id, "policy": "support", "reason": "hostile", **fields}
+        page = visit.send_form("/console/keys/exclude", visit.open("/console/keys"), **form)
+        assert shown in words(page)
+        assert ("is excluded from the promise" in gate.decide(**ask).text) == bool(told)
+    assert "excluded from support" not in words(page)
 
 
 def test_keys_are_made_shown_once_and_revoked(own):

@@ -129,6 +129,8 @@ GET /console/keys
     /console/keys                            -        303 303 303 403 403 200 303 403 403 200
 POST /console/keys
     /console/keys                            FORM     401 401 401 403 403 422 401 403 403 422
+POST /console/keys/exclude
+    /console/keys/exclude                    FORM     401 401 401 403 403 422 401 403 403 403
 POST /console/keys/revoke
     /console/keys/revoke                     FORM     401 401 401 403 403 404 401 403 403 404
 GET /console/health

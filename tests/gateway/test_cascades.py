@@ -186,7 +186,7 @@ def test_audits_ask_the_guardian_and_no_monitor_reads_them(house):
 def test_an_excluded_key_voids_a_net_cascade_for_all(house, loss, voided):
     gateway = house(CascadeHouse, loss=loss)
     _, id = gateway.key("call")
-    exclude(gateway, [id])
+    exclude(gateway, id)
     gateway.headers = gateway.keyed("call")
     gateway.question(1)
     [record] = gateway.records()

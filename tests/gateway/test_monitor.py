@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.errors import CertificateError
 from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
 from tests.certificates import altered
@@ -78,6 +77,63 @@ def test_a_trigger_that_hides_losses_costs_the_guarantee_and_is_found(house):
     assert gateway.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "none"
     faults = gateway.with_store(integrity.verify)
     assert any("of its ledger is not what was written" in fault for fault in faults)
+
+
+def with_sql(gateway, statement):
+    """Run a statement behind the gateway's back."""
+    with closing(sqlite3.connect(gateway.folder / "arbitrage.sqlite", isolation_level=None, timeout=30)) as database:
+        database.execute(statement)
+
+
+def verify_output(gateway):
+    return CliRunner().invoke(cli, ["records", "verify", "--config", str(gateway.path)]).output
+
+
+def test_an_audit_that_a_trigger_rewrites_tells_no_loss(house, caplog):
+    gateway = house(policy=AUDITED)
+    with_sql(
+        gateway,
+        "create trigger rewrite after insert on events when new.kind = 'audit' begin update events "
+        "set body = json_set(body, '$.scores', json('[0.0, 1.0]')) where writer = new.writer and seq = new.seq; end",
+    )
+    gateway.decide()
+    until(lambda: "an audited decision cannot be read" in caplog.text)
+    [row] = ledger(gateway)
+    assert row.loss is None
+    assert "it is not what was written" in verify_output(gateway)
+
+
+def test_a_forged_audit_tells_no_loss_and_enters_no_calibration_row(house, caplog):
+    gateway = house(policy=AUDITED, guardian=failing(503))
+    gateway.decide()
+    [row] = until(lambda: ledger(gateway))
+    forged = """'{"scores":[0.0,1.0]}'"""
+    insert = "insert into events (writer, seq, hash, id, kind, at, body) values"
+    with_sql(gateway, f"{insert} ('0f', 1, 'x', '{row.id}', 'audit', 1.0, {forged})")
+    with_sql(gateway, "update ledger set news = news + 1")
+    until(lambda: "an audited decision cannot be read" in caplog.text)
+    assert ledger(gateway)[0].loss is None
+    gateway.with_store(events.gather_rows)
+    models = gateway.records()[0].decision.identities_sha256
+    rows = gateway.with_store(
+        lambda store: store.run(events.calibration_rows, "support", identities_sha256=models, since=0.0)
+    )
+    assert [kept.guardian for kept in rows] in ([], [None])
+    assert "writer 0f: no secret vouches for its events" in verify_output(gateway)
+
+
+def test_losses_that_never_reach_the_ledger_are_found(house):
+    gateway = house(policy=AUDITED)
+    with_sql(
+        gateway,
+        "create trigger hush after update of news on ledger when new.news > 0 begin "
+        "update ledger set news = 0 where id = new.id; end",
+    )
+    gateway.decide()
+    until(lambda: [record for record in gateway.records() if record.audit is not None])
+    assert "the loss in row 1 of its ledger is none, and by the record of the decision it is 1" in verify_output(
+        gateway
+    )
 
 
 def test_a_deleted_alarm_is_found(house):
@@ -374,13 +430,10 @@ def picky(path, body, number):
     return reply(path, body, number)
 
 
-def exclude(gateway, keys):
-    """Start again with these keys excluded, and the same certificate."""
-    gateway.stop()
-    gateway.sections["policies.support"] = {**gateway.sections["policies.support"], "exclude": keys}
-    gateway._write({"certificate": "rule.json"})
-    gateway.config = read_config(gateway.path)
-    gateway.start()
+def exclude(gateway, id, *options, policy="support"):
+    """Exclude a key by the command line, beside the gateway that serves on."""
+    named = ["keys", "exclude", id, "--policy", policy, "--reason", "hostile", "--config", str(gateway.path)]
+    return CliRunner().invoke(cli, [*named, *options]).output
 
 
 def test_a_key_whose_audits_fail_is_named_and_can_be_excluded_which_ends_no_alarm(house):
@@ -398,7 +451,7 @@ def test_a_key_whose_audits_fail_is_named_and_can_be_excluded_which_ends_no_alar
     assert (shown["state"], shown["cause"]) == ("red", "failing audits")
 
     before = len(ledger(gateway))
-    exclude(gateway, [hostile])
+    exclude(gateway, hostile)
     assert monitor(gateway)["mode"] == "safe"  # nobody is blessed by it
     assert gateway.post("/v1/arbitrage/policies/support/lift", {"reason": "excluded"}).status_code == 200
     for name in ("honest", "honest", "hostile", "hostile"):
@@ -407,29 +460,55 @@ def test_a_key_whose_audits_fail_is_named_and_can_be_excluded_which_ends_no_alar
     assert len(ledger(gateway)) == before
     newest = {record.key_id: record.decision for record in reversed(gateway.records(limit=4))}
     assert (newest[hostile].overridden, newest[hostile].audited) == (True, False)
+    assert CliRunner().invoke(cli, ["records", "verify", "--config", str(gateway.path)]).exit_code == 0
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])
 def test_an_excluded_key_has_no_guarantee_and_others_keep_theirs(house, form):
     gateway = house(form=form, policy={**AUDITED, "content": "full"})
     (excluded, id), other = gateway.key("call"), gateway.keyed("call")
-    exclude(gateway, [id])
     ask = gateway.decide if form == "menu" else gateway.chat
+    assert "excluded" not in ask(headers={"Authorization": f"Bearer {excluded}"}).text
+    assert exclude(gateway, id) == f"The key is excluded: {id}, policy support\n"
+    assert exclude(gateway, id) == f"The key is excluded, as before: {id}, policy support\n"
     theirs = ask(headers={"Authorization": f"Bearer {excluded}"})
     assert "its API key is excluded from the promise of policy support" in theirs.text
     assert ask(headers=other).status_code == 200
-    decisions = {record.key_id == id: record.decision for record in gateway.records()}
+    decisions = {record.key_id == id: record.decision for record in gateway.records(limit=2)}
     assert decisions[False].no_guarantee is None
     assert [events.is_fit(decisions[name]) for name in (True, False)] == [False, True]
-    assert len(ledger(gateway)) == 1
+    assert len(ledger(gateway)) == 2
+    assert exclude(gateway, id, "--end") == f"The key is no longer excluded: {id}, policy support\n"
+    assert "excluded" not in ask(headers={"Authorization": f"Bearer {excluded}"}).text
+    notices = gateway.with_store(lambda store: store.run(policies.notices, "support"))
+    assert [(n.body.key, n.body.by, n.body.reason, n.body.ends) for n in notices] == [
+        (id, "command line", "hostile", False),
+        (id, "command line", "hostile", True),
+    ]
 
 
-def test_a_key_that_there_is_not_cannot_be_excluded(house):
+def test_a_key_or_a_policy_that_there_is_not_cannot_be_excluded(house):
     gateway = house()
-    with pytest.raises(ConfigError, match="exclude names the API key 'nobody', and there is none"):
-        exclude(gateway, ["nobody"])
+    assert "there is no key 'nobody'" in exclude(gateway, "nobody")
+    assert "there is no policy 'absent'" in exclude(gateway, gateway.key("call")[1], policy="absent")
+
+
+@pytest.mark.parametrize("kind", ["alarm", "exclusion"])
+@pytest.mark.parametrize(
+    "attack", ["delete from events", "update events set kind = 'lift'", "update events set at = 1.0"]
+)
+def test_a_removed_alarm_or_exclusion_does_not_put_its_policy_back_in_service(house, kind, attack):
+    gateway = house(policy=AUDITED)
+    if kind == "alarm":
+        red(gateway)
+    else:
+        exclude(gateway, gateway.key("call")[1])
+    with_sql(gateway, f"{attack} where kind = '{kind}'")
+    assert "policy support: 0 of its alarms, lifts and exclusions are what was written" in verify_output(gateway)
+    gateway.stop()
+    with pytest.raises(CertificateError, match="is not what was installed last"):
+        gateway.start()
     gateway._serving = None  # it never started
-    exclude(gateway, [])
 
 
 def test_a_changed_guardian_makes_waiting_audits_missing_and_begins_a_ledger_of_its_own(house):

@@ -5,6 +5,7 @@ import time
 from msgspec.structs import replace
 
 from conformal_arbitrage.store import (
+    AlarmBody,
     Audit,
     AuditBody,
     CompletionBody,
@@ -52,7 +53,7 @@ async def record(store, id):
     content = Content(context=WORD, actions=(WORD, LABEL), primary_answer=WORD, answer=WORD)
     body = DecisionBody(
         action=1, candidates=(1,), margin=0.8, legs=(*BODY.legs, failed_leg("guardian")), mode="enforce", form="menu",
-        size=2, content=content, audited=True, version=2, no_guarantee="since",
+        size=2, content=content, audited=True, version=2, identities_sha256="i", ledger=(0, ""), no_guarantee="since",
     )  # fmt: skip
     row = NewRow(key=LEDGER, drawn=time.time(), due=time.time() + 60)
     question = MenuQuestion(context=WORD, actions=(WORD, "b"))
@@ -104,13 +105,19 @@ async def fill(where):
     await decide(store, 3)
     await integrity.seal(store)
     await integrity.prune(store, before=time.time() + 1)  # which leaves a checkpoint
+    await store.run(policies.exclude, "support", "caller", reason="hostile", by="boss")
+    alarm = AlarmBody(
+        version=3, lifts=0, identities_sha256="i", cause="losses", audits=9, known=9, missing=0, line=0.1, log_evidence=9.0
+    )  # fmt: skip
+    assert await store.run(policies.raise_alarm, "support", alarm)
     id = new_id()
     await record(store, id)
     await decide(store, 2)
     for name in (new_id(), new_id()):  # so that the outcome of one is known
         row = NewRow(key=LEDGER, drawn=time.time(), due=time.time() + 60, loss=0.25)
         audit = Audit(id=name, policy="support", question=MenuQuestion(context=WORD, actions=("a",)), row=row)
-        await store.run(events.commit, [decision(name)], audits=[audit])
+        body = replace(BODY, audited=True, version=2, identities_sha256="i", ledger=(0, ""))
+        await store.run(events.commit, [decision(name, body)], audits=[audit])
     await store.run(ledger.settle, [Settlement(id=id, news=1, at=time.time(), loss=0.5, served=1.0)])
     await reply(store, id)
     await store.run(claims.settle_conversation, Conversation("caller", "support", "s", id, "primary", 1), idle=60)

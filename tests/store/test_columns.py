@@ -130,6 +130,15 @@ def test_rows_of_another_database_with_the_same_secret_are_found(tmp_path):
         ("delete from ledger where seq = 1", "rows 1 to 1 of its ledger were removed"),
         ("update ledger set seq = seq + 10", "rows 1 to 10 of its ledger were removed"),
         ("delete from ledger where seq = 1; delete from ledger where seq = 2", "its row of the ledger was removed"),
+        (
+            "delete from ledger; delete from ledgers",
+            "its ledger was removed, and 3 decisions of the record",
+        ),
+        ("delete from events where kind = 'alarm'", "policy support: 1 of its alarms, lifts and exclusions"),
+        (
+            "update events set kind = 'lift' where kind = 'alarm'",
+            "policy support: 1 of its alarms, lifts and exclusions",
+        ),
         ("update votes set choice = 0", "is not what was cast"),
         ("delete from keys where id = 'boss'", "key boss: it was removed"),
         (

@@ -40,6 +40,7 @@ from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, o
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
+from conformal_arbitrage.store.record import ExclusionBody
 from conformal_arbitrage.types import as_object
 
 # Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.
@@ -56,6 +57,7 @@ def keys_command() -> None:
     \b
     arbitrage keys create --scope call
     arbitrage keys list
+    arbitrage keys exclude ID --policy support --reason "asks what the Guardian refuses"
     arbitrage keys revoke ID
     """
 
@@ -158,6 +160,36 @@ def keys_revoke_command(id: str, *, config: str) -> None:
     if not options.with_store(config, lambda store: store.run(stored_keys.revoke, id)):
         raise StoreError(f"there is no key {id!r}; list all with `arbitrage keys list`")
     click.echo(f"Revoked: {id}")
+
+
+@keys_command.command("exclude")
+@click.argument("id")
+@click.option("--policy", required=True, metavar="NAME", help="Whose promise is to leave the key out.")
+@click.option("--reason", required=True, help="Why; the record keeps it.")
+@click.option("--end", "ends", is_flag=True, help="End an exclusion instead: the promise covers the key again.")
+@options.config_file
+def keys_exclude_command(id: str, *, policy: str, reason: str, ends: bool, config: str) -> None:
+    """Exclude a key from the promise of a policy, on every gateway from the next request on.
+
+    Its decisions say guarantee "none", and are neither audited nor calibrated on. Those of other keys keep their guarantee,
+    unless gains count: then no decision of the policy has one.
+
+    \b
+    arbitrage keys exclude 01KB0FZ3QZ7B9D4W8N2M5R6T1V --policy support --reason "asks what the Guardian refuses"
+    arbitrage keys exclude 01KB0FZ3QZ7B9D4W8N2M5R6T1V --policy support --reason "mended" --end
+    """
+    known = read_config(config).policies
+    if policy not in known:
+        raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
+    if not reason.strip():
+        raise click.UsageError("--reason must say why; the record keeps it")
+
+    async def exclude(store: Store) -> ExclusionBody | None:
+        return await store.run(stored_policies.exclude, policy, id, reason=reason, by="command line", ends=ends)
+
+    state = "no longer excluded" if ends else "excluded"
+    changed = options.with_store(config, exclude) is not None
+    click.echo(f"The key is {state if changed else f'{state}, as before'}: {id}, policy {policy}")
 
 
 @click.group("records", cls=options.WrappingGroup)
@@ -264,11 +296,13 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
 
 def _verified(config: str, copy: Head | None) -> list[str]:
     """Return what is wrong with the configured store; a damaged file is a fault."""
+    from conformal_arbitrage.gateway.watcher import verify_record
+
     database = database_of(read_config(config))
     if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
         return [f"{database}: there is no database, or it is empty; restore a backup"]
     try:
-        return options.with_store(config, lambda store: integrity.verify(store, copy))
+        return options.with_store(config, lambda store: verify_record(store, copy))
     except DamagedError as error:
         return [str(error)]
 

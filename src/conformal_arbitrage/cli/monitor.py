@@ -26,6 +26,7 @@ from conformal_arbitrage.monitoring.lines import AMBER_EVIDENCE, RED_EVIDENCE
 from conformal_arbitrage.monitoring.monitor import ledger_history
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import AlarmBody, Store
+from conformal_arbitrage.store.record import ExclusionBody
 from conformal_arbitrage.types import DAY
 
 # --- monitor ---
@@ -177,9 +178,10 @@ def drawn_moments(history: PolicyHistory) -> list[DrawnMoment]:
         for version in history.versions
     ]
     for notice in history.notices:
-        kind = "red" if isinstance(notice.body, AlarmBody) else "lifted"
-        text = f"red: {notice.body.cause}" if isinstance(notice.body, AlarmBody) else "lifted"
-        moments.append(DrawnMoment(kind=kind, x=(notice.body.at or 0.0) / DAY, text=text))
+        if not isinstance(notice.body, ExclusionBody):
+            kind = "red" if isinstance(notice.body, AlarmBody) else "lifted"
+            text = f"red: {notice.body.cause}" if isinstance(notice.body, AlarmBody) else "lifted"
+            moments.append(DrawnMoment(kind=kind, x=(notice.body.at or 0.0) / DAY, text=text))
     return sorted(moments, key=lambda moment: moment.x)
 
 

@@ -198,16 +198,7 @@ class RenewablePolicy:
 
 
 def renewable(config: Config, policy: str, identities: Mapping[str, Any], secret: ProjectSecret) -> RenewablePolicy:
-    """Return a policy of a configuration as renewal sees it.
-
-    Raises:
-        OptionError: it excludes keys, so that rows from before and after are not alike.
-    """
-    if policy in config.policies and config.policies[policy].exclude:
-        raise OptionError(
-            f"policy {policy} excludes API keys, and a renewal would mix rows from before and after: export the rows since "
-            "(records export --since), calibrate, and install that certificate"
-        )
+    """Return a policy of a configuration as renewal sees it."""
     person = config.section(config.section_of(policy, "guardian")).is_person
     return RenewablePolicy(name=policy, identities=identities, human_guardian=person, secret=secret)
 
@@ -256,7 +247,7 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
     Raises:
         StoreError: it has no certificate, the one in force is not what was installed, or a later one replaces its models.
         CertificateError: it is not signed with the project's secret.
-        OptionError: stored rows cannot renew this kind of certificate.
+        OptionError: stored rows cannot renew this kind of certificate, or keys were excluded.
     """
     await events.gather_rows(store)
     history = await _history(store, policy.name)
@@ -266,6 +257,7 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
     installed = {version.version: version.installed for version in history}
     chain = chain_of(certificate, installed=installed[history[0].origin], alarm=await _last_alarm(store, policy.name))
     chain = replace(chain, renewal=max(chain.renewal, _renewals_made(history, chain)))
+    await _refuse_excluded(store, policy.name, chain)
     rows = _Rows(store, policy)
     settled = await rows.count(chain.since, until=now - policy.wait(certificate))
     due = chain.due(settled)
@@ -285,6 +277,20 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
         due=due is not None,
         installed=history[0].installed,
     )
+
+
+async def _refuse_excluded(store: Store, policy: str, chain: RenewalChain) -> None:
+    """Refuse to mix rows from before and after a key was excluded, or an exclusion ended.
+
+    Raises:
+        OptionError: that was since the chain began, or a key is excluded now.
+    """
+    exclusions = (await store.run(policies.exclusions, [policy]))[policy]
+    if exclusions.keys or exclusions.at > chain.since:
+        raise OptionError(
+            f"policy {policy} excluded API keys, and a renewal would mix rows from before and after: export the rows since "
+            "(records export --since), calibrate, and install that certificate"
+        )
 
 
 def _renewals_made(history: Sequence[PolicyVersion], chain: RenewalChain) -> int:

@@ -33,7 +33,7 @@ from conformal_arbitrage.store.session import Store
 
 MOST = 1000
 _AT_ONCE = 8
-_LONGEST_REASON = 2000
+LONGEST_REASON = 2000
 _LONGEST_WAIT = 55.0
 _ROOT = "/v1/arbitrage/reviews"
 _TEXT_FILTERS = ("policy", "decided_by", "before")
@@ -258,9 +258,9 @@ class MonitorRoutes:
         """POST /v1/arbitrage/policies/{name}/lift: end safe mode without a new certificate, which voids the old one."""
         body: Lift = converted(decoded(request.content, self._config), Lift)
         policy = self._policies.named(str(request.path_params["name"]), request.caller)
-        if not 0 < len(body.reason.strip()) <= _LONGEST_REASON:
+        if not 0 < len(body.reason.strip()) <= LONGEST_REASON:
             raise RequestError(
-                f"say why, in 1 to {_LONGEST_REASON} characters: the record keeps it", status=422, param="reason"
+                f"say why, in 1 to {LONGEST_REASON} characters: the record keeps it", status=422, param="reason"
             )
         lifted = await self._views.of(request.caller).run(
             stored_policies.lift, policy.name, reason=body.reason, by=request.caller.id, version=policy.version

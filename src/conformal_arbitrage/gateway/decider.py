@@ -164,7 +164,7 @@ class Decider:
                 overrides a pinned setting.
         """
         overridden = _check_question(policy, question)
-        if caller_id in policy.settings.exclude:
+        if caller_id in policy.excluded:
             overridden = f"its API key is excluded from the promise of policy {policy.name}"
         if earlier is None:
             steps = self._rule_steps(policy, question, None, conversation, live=live)
@@ -254,8 +254,11 @@ class Decider:
         if case.earlier is not None:
             audited = case.earlier.decision.audited  # in whatever mode, and at whatever rate, it goes on
         else:
-            covered = case.caller_id not in policy.settings.exclude
+            covered = case.caller_id not in policy.excluded
             audited = covered and policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
+        named = None if case.session is None else self._digest([case.caller_id, case.session])
+        audit = self._audit(case, decision, named) if audited else None
+        row = None if audit is None else audit.row
         body = DecisionBody(
             action=None if pending else decision.action,
             candidates=decision.candidates
@@ -277,13 +280,14 @@ class Decider:
             audited=audited,
             pending=pending,
             session=session,
+            named=named,
+            ledger=None if row is None else (row.key.lifts, row.key.group),
             guarded=policy.guarded if policy.mode == "enforce" else None,
             held=case.conversation is not None and policy.mode == "enforce",
             learned=decision.learned,
             group=case.group,
         )
         event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
-        audit = self._audit(case, decision) if audited else None
         known = 0 if case.earlier is None else len(_known_legs(case.earlier))
         held = None if case.conversation is None else case.conversation.decided_by
         return Outcome(
@@ -291,14 +295,14 @@ class Decider:
             awaits_guardian=pending and (not legs or legs[-1].role == "primary"),
         )  # fmt: skip
 
-    def _audit(self, case: Case, decision: Decision) -> Audit:
-        """Return the audit of a decision that the coin drew."""
-        policy, name, id = case.policy, case.session, str(decision.id)
+    def _audit(self, case: Case, decision: Decision, named: str | None) -> Audit:
+        """Return the audit of a decision that the coin drew, in a session with this digest."""
+        policy, id = case.policy, str(decision.id)
         items = self._items(policy, case.question, decision)
         if policy.watched is None:
             identities = policy.identities_sha256
             return Audit(id=id, policy=policy.name, question=case.question, identities_sha256=identities, items=items)
-        session = None if name is None else self._digest([case.caller_id, name])
+        session = None if policy.settings.session is None else named
         overridden = case.overridden is not None
         audit = drawn_audit(
             policy.watched, decision, case.question, overridden=overridden, session=session, group=case.group

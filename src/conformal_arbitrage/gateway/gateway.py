@@ -249,19 +249,8 @@ class Gateway:
         await self.policies.load(installing=installing)
         if any(settings.log is not None for settings in self.config.policies.values()):
             await self.renewer.import_logs()
-        await self._check_excluded()
         self.keyed = await self.store.run(keys.exist)
         check_binding(self.config.gateway.host, self.config.gateway.public_url, has_keys=self.keyed)
-
-    async def _check_excluded(self) -> None:
-        """Refuse to exclude a key that there is not, so that nobody relies on a typo."""
-        named = {id: name for name, settings in self.config.policies.items() for id in settings.exclude}
-        known = {key.id for key in await self.store.run(keys.list_all)} if named else set[str]()
-        for id in named.keys() - known:
-            raise ConfigError(
-                f"[policies.{named[id]}] exclude names the API key {id!r:.80}, and there is none; `arbitrage keys list` has "
-                "their ids"
-            )
 
     @cached_property
     def renewer(self) -> "Renewer":

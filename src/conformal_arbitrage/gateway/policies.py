@@ -47,7 +47,7 @@ from conformal_arbitrage.models.port import Answerer, Identity, Scorer, fingerpr
 from conformal_arbitrage.monitoring.lines import Lines, ledger_names
 from conformal_arbitrage.store import policies
 from conformal_arbitrage.store.ledger import LedgerKey
-from conformal_arbitrage.store.policies import PolicyVersion
+from conformal_arbitrage.store.policies import Exclusions, PolicyVersion
 from conformal_arbitrage.store.record import AlarmBody, JSONObject
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, ChatRequest, Decision, Leg, Query, Spent, is_object
@@ -173,6 +173,7 @@ class LivePolicy:
         guarded: how many known losses the threshold in force rests on; None without a guard.
         installed: when, in seconds since 1970.
         expired: whether it has been in force for longer than max_age.
+        excluded: the API keys that the promise does not cover.
     """
 
     name: str
@@ -193,6 +194,7 @@ class LivePolicy:
     guarded: int | None = None
     installed: float = 0.0
     expired: bool = False
+    excluded: frozenset[str] = frozenset()
 
 
 class PolicyTable:
@@ -213,6 +215,7 @@ class PolicyTable:
         self._live: dict[str, LivePolicy] = {}
         self._unusable: dict[str, ArbitrageError] = {}
         self._states: dict[str, tuple[int, int, int, bool]] = {}  # newest and own version, its lifts, whether alarmed
+        self._excluded = dict.fromkeys(config.policies, Exclusions())
         self._own: dict[str, PolicyVersion] = {}
         self._others: dict[tuple[str, int], ArbitrageError] = {}  # why versions belong to other gateways
         self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
@@ -268,6 +271,11 @@ class PolicyTable:
         """
         if count <= self._seen:
             return
+        for name, exclusions in (await self._store.run(policies.exclusions, self._config.policies)).items():
+            if exclusions.number > self._excluded[name].number:
+                self._excluded[name] = exclusions
+                if name in self._live:
+                    self._live[name] = excluding(self._live[name], exclusions.keys)
         for version in await self._store.run(policies.active):
             if version.name in self._config.policies:
                 await self._take_up(version)
@@ -322,7 +330,7 @@ class PolicyTable:
             self._unusable[name] = bound
             _log.error("out of service: %s", bound, extra={"policy": name})
         else:
-            self._live[name] = bound
+            self._live[name] = excluding(bound, self._excluded[name].keys)
 
     def behind(self) -> dict[str, int]:
         """Return the newest version of each policy in force that belongs to other gateways than this one."""
@@ -347,7 +355,7 @@ class PolicyTable:
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
         check_group_source(bound, settings.group, policy=name)
         given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
-        forfeited = self._check_signature(name, bound) or given_up or voided(version) or _excluded(settings, bound)
+        forfeited = self._check_signature(name, bound) or given_up or voided(version)
         bound = self._with_key(name, bound)
         if bound.learned is not None:
             bound.learned_score().rules()  # fitted now, not with the first request
@@ -385,7 +393,7 @@ class PolicyTable:
         for feature in cascade_features(settings):
             refuse_combination(feature, "path")
         bound = served_cascade(name, document, cascade=settings.cascade)
-        forfeited = self._check_signature(name, bound) or voided(version) or _excluded(settings, bound)
+        forfeited = self._check_signature(name, bound) or voided(version)
         certificate = bound.with_key_of(self._secret)
         if isinstance(pair, MenuPair):
             rule = CascadeChooser(
@@ -510,7 +518,8 @@ class PolicyTable:
 
     async def forfeits(self, name: str, certificate: JSONObject) -> str | None:
         """Return why decisions would have no guarantee if a certificate were installed now; None if they would have one."""
-        return self.bind(name, certificate, await self._store.run(policies.prospect, name, certificate)).forfeited
+        live = self.bind(name, certificate, await self._store.run(policies.prospect, name, certificate))
+        return excluding(live, self._excluded[name].keys).forfeited
 
     async def rollback(self, name: str, *, by: str) -> PolicyVersion:
         """Go back to the version before the active one, if it fits the models."""
@@ -543,11 +552,17 @@ class PolicyTable:
             raise RequestError(f"there is no policy {name!r:.80}", status=404, code="model_not_found")
 
 
-def _excluded(settings: PolicyConfig, certificate: Certificate) -> str | None:
-    """Return why excluded keys leave a certificate without a guarantee; None if they do not."""
-    if not settings.exclude or certificate.loss.name != NET:
-        return None
-    return "gains of the excluded keys may be what kept the net loss, so exclude has no proof for it"
+_GAINS_EXCLUDED = "gains of the excluded keys may be what kept the net loss, so there is no proof for it without them"
+
+
+def excluding(live: LivePolicy, keys: frozenset[str]) -> LivePolicy:
+    """Return a policy whose promise does not cover some API keys; if gains count, that leaves it without one."""
+    live = replace(live, excluded=keys)
+    if live.rule is None or live.rule.certificate.loss.name != NET:
+        return live
+    others = None if live.forfeited == _GAINS_EXCLUDED else live.forfeited
+    rule = replace(live.rule, forfeited=others or (_GAINS_EXCLUDED if keys else None))
+    return replace(live, rule=rule, forfeited=rule.no_guarantee)
 
 
 def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:

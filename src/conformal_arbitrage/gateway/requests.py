@@ -355,7 +355,7 @@ class DecisionRoutes:
             id = attempt.claim.begun.get(place)
         elif self._store.has_undelivered:
             id = await self._store.run(claims.take_undelivered, self._decider.digest(request.identity(place)))
-        record = None if id is None else await self._store.run(pages.record, id)
+        record = None if id is None else await self._store.run(pages.intact_record, id)
         if record is None or is_continuable(record, request.policy):
             return record
         if attempt.claim is not None:
@@ -547,7 +547,7 @@ class DecisionRoutes:
             live=partial(shape.live, policy) if chat.stream and menu is None else None,
             streams=chat.stream,
             session=chat.session,
-            conversation=name if settings.session is not None and isinstance(name, str) else None,
+            conversation=name if isinstance(name, str) else None,
         )
 
 

@@ -35,9 +35,10 @@ from conformal_arbitrage.live.service import (
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss, served_loss
-from conformal_arbitrage.store import events, ledger, pages
+from conformal_arbitrage.store import events, integrity, ledger, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
+from conformal_arbitrage.store.integrity import Head
 from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, Settlement
 from conformal_arbitrage.store.record import UNDELIVERED, AlarmBody, DecisionRecord, FeedbackBody
 from conformal_arbitrage.store.session import Store
@@ -231,7 +232,7 @@ class Watcher:
     async def _record(self, id: str) -> DecisionRecord | None:
         """Return a decision; None if it was pruned or is damaged, so that its outcome stays unknown and others do not."""
         try:
-            return await self._store.run(pages.record, id)
+            return await self._store.run(pages.intact_record, id)
         except DamagedError as error:
             _log.error("an audited decision cannot be read, and counts as missing when it is due: %s", error)
             return None
@@ -369,6 +370,22 @@ def _facts(document: Mapping[str, object]) -> LossFacts | None:
         return LossFacts.of(read_pair(document))
     except CertificateError:
         return None
+
+
+async def verify_record(store: Store, copy: Head | None = None) -> list[str]:
+    """Return everything that is not as it was written, and every loss of a ledger that the record does not bear out."""
+    names = {stored.key.policy for stored in await store.run(ledger.ledgers)}
+    versions = [version for name in sorted(names) for version in await store.run(stored_policies.history, name)]
+    facts = {(version.name, version.version): _facts(version.certificate) for version in versions}
+    callers = {key.id for key in await store.run(stored_keys.list_all) if key.scope == "call"}
+
+    def losses(key: LedgerKey, record: DecisionRecord) -> list[float | None]:
+        """Return the loss without labels of callers, and with them, which count where a policy says so."""
+        known, row = facts.get((key.policy, key.version)), LedgerNews(id=record.id, key=key, news=0)
+        trusts: list[Trusted] = [lambda given: given.by not in callers, lambda _: True]
+        return [settlement(row, record, known, 0.0, trusted).loss for trusted in trusts]
+
+    return await integrity.verify(store, copy, losses)
 
 
 def settlement(

@@ -229,11 +229,6 @@ def _renewal_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
     for key in (key for key, wanted in automatic.items() if wanted):
         if policy.mode == "enforce" and not policy.audit_rate:
             return key, f"{key} needs rows that were not selected by their scores; set audit_rate above 0"
-        if policy.exclude:
-            return (
-                key,
-                f"{key} would mix rows from before and after an exclusion (exclude); calibrate by hand, on rows since",
-            )
         if policy.sticky is not None or policy.cascade:
             return key, f"{key} is for one pair of models and single queries; calibrate by hand, from an export"
     return None
@@ -419,8 +414,6 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         callers_grade: whether keys of scope call may send `grades`, which recalibration uses, for their own decisions.
         session: where a request names its session, whose audited decisions count once an hour since neighbours are alike:
             "arbitrage.session", or "user". Unless set, every one counts; so callers cannot merge their own.
-        exclude: ids of API keys that the promise does not cover: their decisions have no guarantee, are not audited, and are
-            in no calibration.
         sticky: "session" lets the first turn of a session choose the model for all its turns; free text only.
         session_idle: seconds after its last turn when a session is over.
         log: the log that the certificate was made from; its rows are kept for the first renewal.
@@ -453,7 +446,6 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     strict: bool = False
     callers_grade: bool = False
     session: Literal["arbitrage.session", "user"] | None = None
-    exclude: tuple[str, ...] = ()
     sticky: Literal["session"] | None = None
     session_idle: float = 3600.0
     log: str | None = None

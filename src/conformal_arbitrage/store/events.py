@@ -561,7 +561,7 @@ def _reads_as_fit(body: str, id: str) -> bool:
 def keep(session: Session, id: str) -> None:
     """Write the row of a decision, if it is fit for calibration; one that is damaged must not stop the others."""
     try:
-        record = pages.record(session, id)
+        record = pages.intact_record(session, id)
     except StoreError as error:
         _log.error("a decision leaves no calibration row: %s", error, extra={"id": id})
         return

@@ -7,6 +7,7 @@ content. Both are sealed, so that no one else can remove or change an event this
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -18,8 +19,9 @@ from msgspec.structs import replace
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.claims import sweep_claims, sweep_conversations
 from conformal_arbitrage.store.events import forget_pruned, keep, row_faults
-from conformal_arbitrage.store.ledger import ledger_faults
+from conformal_arbitrage.store.ledger import Losses, ledger_faults
 from conformal_arbitrage.store.outbox import audit_faults, sweep_deliveries
+from conformal_arbitrage.store.pages import events_of, intact_notices
 from conformal_arbitrage.store.record import (
     EventBody,
     decode_decision,
@@ -35,10 +37,11 @@ from conformal_arbitrage.types import DAY
 
 
 class Roster(Struct, frozen=True, kw_only=True):
-    """All writers, the newest version of each policy with its seal, and the seal of each API key as it is now."""
+    """All writers, each policy's newest version with its seal, and its number of notices; each API key's seal."""
 
     writers: tuple[str, ...] = ()
     policies: Mapping[str, tuple[int, str]] = {}
+    notices: Mapping[str, int] = {}
     keys: Mapping[str, str] = {}
 
 
@@ -79,6 +82,7 @@ def enrol(
     session: Session,
     writers: Iterable[str] = (),
     policies: Mapping[str, tuple[int, str]] | None = None,
+    notices: Mapping[str, int] | None = None,
     keys: Mapping[str, str] | None = None,
 ) -> None:
     """Add to the signed list; one that is not there, or not as it was signed, stays so, for `verify` to find.
@@ -94,6 +98,7 @@ def enrol(
     new = Roster(
         writers=tuple(sorted({*roster.writers, *writers})),
         policies={**roster.policies, **(policies or {})},
+        notices={**roster.notices, **(notices or {})},
         keys={**roster.keys, **(keys or {})},
     )
     if new != roster:
@@ -350,7 +355,7 @@ _UNSIGNED = (
 )
 
 
-async def verify(store: Store, copy: Head | None = None) -> list[str]:
+async def verify(store: Store, copy: Head | None = None, losses: Losses | None = None) -> list[str]:
     """Return everything that is not as it was written, in words; an empty list if nothing is.
 
     Without keys it finds a changed event, a changed hash, events removed from the middle, and swapped events. With
@@ -361,6 +366,7 @@ async def verify(store: Store, copy: Head | None = None) -> list[str]:
     Args:
         store: what to verify.
         copy: a head that was kept elsewhere, to compare with.
+        losses: computes the losses of the ledgers again, to compare them with the record.
     """
     checks: Sequence[Job[list[str]]] = (
         _file_faults,
@@ -369,7 +375,7 @@ async def verify(store: Store, copy: Head | None = None) -> list[str]:
         key_faults,
         replay_faults,
         row_faults,
-        ledger_faults,
+        lambda session: ledger_faults(session, losses),
         audit_faults,
         review_faults,
         configured_faults,
@@ -514,6 +520,13 @@ def policy_faults(session: Session, copy: Head | None = None) -> list[str]:
                 faults.append(f"policy {name}: version {version} was removed; the {kind} has it")
             elif stored.get(version) != seal:
                 faults.append(f"policy {name}, version {version}: it is not the one in the {kind}")
+    notices = Counter(link.policy for link in intact_notices(session))
+    for name, count in (roster or Roster()).notices.items() if session.seals else ():
+        if notices[name] != count:
+            faults.append(
+                f"policy {name}: {notices[name]} of its alarms, lifts and exclusions are what was written; the signed list "
+                f"has {count}"
+            )
     return faults
 
 
@@ -645,8 +658,8 @@ def _prune_some(session: Session, *, before: float, now: float) -> int:
     )
     for (id,) in rows:
         keep(session, id)
-        for link, _ in _events_of(session, id):
-            _replace(session, link, Link(*link[:3], *[None] * 7))  # pyright: ignore[reportArgumentType]
+        for row in events_of(session, id):  # the decision last: a process that dies meanwhile is run again
+            _replace(session, row, Link(*row.link[:3], *[None] * 7))  # pyright: ignore[reportArgumentType]
     return len(rows)
 
 
@@ -658,36 +671,15 @@ def _prune_replays(session: Session, *, before: float) -> None:
     session.run("delete from claims where expires < ? and state = 'finished'", before + DAY)
 
 
-def _events_of(session: Session, id: str) -> list[StoredLink]:
-    """Return all events of a decision, the decision last: a process that dies meanwhile is run again."""
-    rows = session.rows(f"select {LINK}, seal from events where id = ? order by kind = 'decision', writer, seq", id)
-    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in rows]
-
-
-def _replace(session: Session, link: Link, new: Link) -> None:
+def _replace(session: Session, row: StoredLink, new: Link) -> None:
     """Put another row in the place of an event; it is sealed only if the event was what had been written."""
-    seal = session.seals.sign("event", *new) if _is_intact(session, link) else None
+    link = row.link
+    seal = session.seals.sign("event", *new) if session.is_intact(row) else None
     session.run(
         "update events set id = ?, kind = ?, at = ?, body = ?, policy = ?, key_id = ?, decided_by = ?, seal = ? "
         "where writer = ? and seq = ?",
         *(*new[3:], seal, link.writer, link.seq),
     )
-
-
-def _is_intact(session: Session, link: Link) -> bool:
-    """Return whether an event is what was written: removing it must not remove the trace of a change."""
-    [(seal,)] = session.rows("select seal from events where writer = ? and seq = ?", *link[:2])
-    if seal is not None:
-        return vouches(session)(StoredLink(link, seal))
-    try:
-        key = session.seals.key_of(link.writer)
-    except KeyError:
-        return False
-    for table in ("events", "checkpoints"):
-        rows = session.rows(f"select hash from {table} where writer = ? and seq = ?", link.writer, link.seq - 1)
-        if rows:
-            return link.hash == link.digest(rows[0][0], key)
-    return link.seq == 1 and link.hash == link.digest("", key)
 
 
 @operation("maintain")
@@ -739,12 +731,11 @@ async def erase(store: Store, id: str) -> bool:
 
 @operation("write")
 def _erase(session: Session, id: str) -> bool:
-    rows = _events_of(session, id)
+    rows = events_of(session, id)
     if not any(row.link.kind == "decision" for row in rows):
         return False
-    for link, _ in rows:
-        body = _without_content(link)
-        _replace(session, link, link._replace(body=encode(body, id)))
+    for row in rows:
+        _replace(session, row, row.link._replace(body=encode(_without_content(row.link), id)))
     session.run("delete from audits where id = ?", id)
     session.run("delete from undelivered where id = ?", id)
     erase_reviews(session, id)

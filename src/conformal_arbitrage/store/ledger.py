@@ -10,8 +10,8 @@ Rows are sealed, and checked whenever they are read: what they say decides wheth
 """
 
 import secrets
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from msgspec import Struct
 
 from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
 from conformal_arbitrage.errors import DamagedError
-from conformal_arbitrage.store.record import DecisionBody, decode_decision
+from conformal_arbitrage.store import pages
+from conformal_arbitrage.store.record import DecisionRecord, decode_decision
 from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
 
 
@@ -435,20 +436,49 @@ def changes(session: Session, key: LedgerKey, after: int, *, limit: int = 5000) 
 # --- Verification ---
 
 
-def ledger_faults(session: Session) -> list[str]:
-    """Return which rows were changed or removed, by their seals and by the decisions of the chains."""
+Losses = Callable[[LedgerKey, DecisionRecord], Sequence[float | None]]
+"""What the loss of a listed decision can be by its record; the first is what it is as far as is known now."""
+
+
+def ledger_faults(session: Session, losses: Losses | None = None) -> list[str]:
+    """Return what was changed in the ledgers, or does not follow from the decisions of the chains.
+
+    Args:
+        session: a connection; the transaction must be a snapshot.
+        losses: computes losses again; without it, only their seals vouch for them.
+    """
     if not session.seals:
         return []
     rows = session.rows(f"select number, {_KEY}, length, known, changes, collapsed from ledgers order by {_KEY}")
-    faults = [fault for number, *row in rows for fault in _faults_of(session, number, tuple(row[:5]), tuple(row[5:8]))]
     numbers = session.rows("select distinct ledger from ledger")
-    faults += [f"ledger {number}: it was removed, and rows are left" for (number,) in numbers if number not in {
+    faults = [f"ledger {number}: it was removed, and rows are left" for (number,) in numbers if number not in {
         row[0] for row in rows}]  # fmt: skip
-    collapsed: Counter[tuple[str, int]] = Counter()
-    for _, policy, version, _, _, group, *_, count in rows:
-        if not group:
-            collapsed[policy, int(version)] += int(count)
-    return faults + list(_unlisted_decisions(session, collapsed))
+    for number, *row in rows:
+        key, counts = tuple(row[:5]), tuple(row[5:8])
+        faults += _faults_of(session, number, key, counts)
+        if losses is not None:
+            faults += _loss_faults(session, number, _key(key), losses)
+    return [*faults, *_unlisted_decisions(session, {tuple(row[1:6]): int(row[-1]) for row in rows})]
+
+
+def _loss_faults(session: Session, number: int, key: LedgerKey, losses: Losses) -> Iterator[str]:
+    """Yield the rows of a ledger whose loss is not what their record says; of pruned ones only the seal vouches."""
+    seq = 0
+    while rows := session.rows(
+        "select seq, id, loss, news from ledger where ledger = ? and seq > ? order by seq limit ?", number, seq, CHUNK
+    ):
+        for seq, id, loss, news in rows:
+            try:
+                record = pages.intact_record(session, id)
+            except DamagedError:
+                continue  # the check of the chains names it
+            possible = [] if record is None else [other for other in losses(key, record) if other is not None]
+            if possible and loss not in possible and (loss is not None or not news):
+                shown = "none" if loss is None else f"{loss:g}"
+                yield (
+                    f"policy {key.policy}, version {key.version}: the loss in row {seq} of its ledger is {shown}, and by "
+                    f"the record of the decision it is {possible[0]:g}"
+                )
 
 
 def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tuple[int, int, int]) -> Iterator[str]:
@@ -469,14 +499,14 @@ def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tupl
         yield f"{name}: its ledger has {n_rows(length)}, {known} losses and {changes} changes, and {counts} were counted"
 
 
-def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[str, int], int]) -> Iterator[str]:
-    """Yield the decisions that the audit coin drew under a version with a ledger, and that have no row in it.
+def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[Any, ...], int]) -> Iterator[str]:
+    """Yield the decisions that say that a ledger lists them, and that have no row.
 
     Args:
         session: of the store.
-        collapsed: how many may have none, because another of their session has one, by policy and version.
+        collapsed: how many may have none, because another of their session has one, by ledger.
     """
-    unlisted: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+    unlisted: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     last: tuple[str, int] = ("", 0)
     while rows := session.rows(
         "select writer, seq, id, policy, body from events where kind = 'decision' and (writer, seq) > (?, ?) "
@@ -484,28 +514,26 @@ def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[str, int], in
         *(*last, CHUNK),
     ):
         last = tuple(rows[-1][:2])
+        bodies = [
+            (id, policy, decode_decision(text, id)) for *_, id, policy, text in rows if text and '"ledger":' in text
+        ]
         drawn = {
-            id: (policy, body.version or 0)
-            for _, _, id, policy, text in rows
-            if text is not None and '"audited":true' in text and _is_counted(body := decode_decision(text, id))
+            id: (policy, body.version, body.ledger[0], body.identities_sha256, body.ledger[1])
+            for id, policy, body in bodies
+            if body.ledger is not None
         }
-        drawn = {id: place for id, place in drawn.items() if place in collapsed}
         ids = [*drawn, ""]  # never none, for which there is no statement
         listed = {id for (id,) in session.rows(f"select id from ledger where id in ({placeholders(ids)})", *ids)}
         for id in drawn.keys() - listed:
             unlisted[drawn[id]].append(id)
-    for (policy, version), ids in unlisted.items():
-        excess = len(ids) - collapsed[policy, version]
-        if collapsed[policy, version] and excess > 0:
-            yield f"policy {policy}, version {version}: {excess} more draws have no row in its ledger than sessions explain"
-        elif excess > 0:
+    for key, ids in unlisted.items():
+        name, count = f"policy {key[0]}, version {key[1]}", collapsed.get(key, 0)
+        if key not in collapsed:
+            yield f"{name}: its ledger was removed, and {len(ids)} decisions of the record were drawn for it"
+        elif len(ids) > count > 0:
+            yield f"{name}: {len(ids) - count} more draws have no row in its ledger than sessions explain"
+        elif len(ids) > count:
             yield from (
-                f"policy {policy}: decision {id} was drawn for an audit, and its row of the ledger was removed"
+                f"{name}: decision {id} was drawn for an audit, and its row of the ledger was removed"
                 for id in sorted(ids)
             )
-
-
-def _is_counted(body: DecisionBody) -> bool:
-    """Tell whether a decision belongs in a ledger; of a sticky session, several share a row, and groups may have none."""
-    alone = body.session is None and body.group is None and not body.overridden
-    return alone and any(leg.role == "primary" for leg in body.legs) and body.mode == "enforce"

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from conformal_arbitrage.errors import DamagedError
 from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
@@ -28,7 +29,16 @@ from conformal_arbitrage.store.record import (
     time_of,
     with_outcome,
 )
-from conformal_arbitrage.store.session import Session, SingleQuery, placeholders, prepared, viewed
+from conformal_arbitrage.store.session import (
+    LINK,
+    Link,
+    Session,
+    SingleQuery,
+    StoredLink,
+    placeholders,
+    prepared,
+    viewed,
+)
 
 REPLACED = """kind = 'completion' and body like '%"decided_by":"fallback"%'"""
 """The completions by which a safe action replaced the Guardian's; a partial index holds them."""
@@ -67,6 +77,43 @@ def record(session: Session, id: str) -> DecisionRecord | None:
     """Return a decision and everything recorded about it, if the view reaches it."""
     loaded = subject(session, id)
     return None if loaded is None or (session.view.blind and yet_to_judge(session, [loaded])) else loaded
+
+
+def events_of(session: Session, id: str) -> list[StoredLink]:
+    """Return all events of a decision, the decision last."""
+    stored = f"select {LINK}, seal from events where id = ? and kind"
+    later = session.rows(f"{stored} <> 'decision' order by writer, seq", id)
+    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in (*later, *session.rows(f"{stored} = 'decision'", id))]
+
+
+NOTICES = "kind in ('alarm', 'lift', 'exclusion')"
+"""The events that are about a policy; a partial index holds them."""
+
+
+def intact_notices(session: Session, policy: str | None = None) -> list[Link]:
+    """Return the notices about all policies, or about one, that are what was written, oldest first."""
+    rows = session.rows(
+        f"select {LINK}, seal from events where {NOTICES} and policy = coalesce(?, policy) order by at, writer, seq",
+        policy,
+    )
+    links = (StoredLink(Link._make(row[:-1]), row[-1]) for row in rows)
+    return [stored.link for stored in links if session.is_intact(stored)]
+
+
+@viewed("read")
+def intact_record(session: Session, id: str) -> DecisionRecord | None:
+    """Return a decision from which losses and calibration rows follow.
+
+    Raises:
+        DamagedError: one of its events is not what was written.
+    """
+    for row in events_of(session, id):
+        if not session.is_intact(row):
+            raise DamagedError(
+                f"decision {id}: its {row.link.kind} is not what was written; run `arbitrage records verify`, and restore "
+                "a backup"
+            )
+    return record(session, id)
 
 
 @viewed("read")

@@ -1,9 +1,9 @@
-"""The versions of policies, each an installed certificate, and the alarms raised on them.
+"""The versions of policies, each an installed certificate, and the notices about them: alarms, lifts, excluded keys.
 
-Every installation, alarm and lift locks the same row, `changes`, whose count tells gateways to read policies again.
+Every installation and every notice locks the same row, `changes`, whose count tells gateways to read policies again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
@@ -14,10 +14,13 @@ from msgspec.structs import asdict, replace
 from conformal_arbitrage.calibration.schedule import preferred_to
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster
+from conformal_arbitrage.store.keys import list_all
 from conformal_arbitrage.store.outbox import WebhookEvent, announce
+from conformal_arbitrage.store.pages import intact_notices
 from conformal_arbitrage.store.record import (
     AlarmBody,
     Event,
+    ExclusionBody,
     JSONObject,
     LiftBody,
     NoticeBody,
@@ -58,19 +61,15 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """An alarm of a policy, or its lift; `id` is its name in the record."""
+    """An alarm of a policy, its lift, or the exclusion of a key; `id` is its name in the record."""
 
     id: str
     policy: str
     body: NoticeBody
 
 
-NOTICES = "kind in ('alarm', 'lift')"
-"""The events that are about a policy; a partial index holds them."""
-
-
 class Notices:
-    """What alarms and lifts say about the versions of policies."""
+    """What notices say about the versions of policies."""
 
     def __init__(self, notices: Iterable[Notice]) -> None:
         self._by_policy: dict[str, list[NoticeBody]] = {}
@@ -92,8 +91,33 @@ class Notices:
         """Return the alarms that were ever raised on a policy, oldest first."""
         return [body for body in self._of(policy) if isinstance(body, AlarmBody)]
 
+    def exclusions(self, policy: str) -> "Exclusions":
+        """Return which API keys the promise of a policy does not cover."""
+        bodies = [body for body in self._of(policy) if isinstance(body, ExclusionBody)]
+        last = {body.key: body.ends for body in bodies}
+        keys = frozenset(key for key, ends in last.items() if not ends)
+        return Exclusions(keys=keys, number=len(bodies), at=max((body.at or 0.0 for body in bodies), default=0.0))
+
+    def are_all(self, policy: str, listed: Mapping[str, int]) -> bool:
+        """Return whether a policy has as many notices as the signed list says."""
+        return len(self._of(policy)) == listed.get(policy, 0)
+
     def _of(self, policy: str) -> Sequence[NoticeBody]:
         return self._by_policy.get(policy, ())
+
+
+class Exclusions(Struct, frozen=True, kw_only=True):
+    """The API keys that the promise of a policy does not cover.
+
+    Attributes:
+        keys: their ids.
+        number: how often one was excluded, or that ended.
+        at: when that was last.
+    """
+
+    keys: frozenset[str] = frozenset()
+    number: int = 0
+    at: float = 0.0
 
 
 _VERSIONS = (
@@ -208,10 +232,13 @@ def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVer
     roster, valid = read_roster(session) if session.seals else (None, False)
     listed: Mapping[str, tuple[int, str]] = {} if roster is None else roster.policies
     raised = Notices(notices(session))
-    return [
-        _watched(session, raised, _version(row, intact=_is_intact(session, row, listed) and (roster is None or valid)))
-        for row in rows
-    ]
+    counts: Mapping[str, int] = {} if roster is None else roster.notices
+
+    def is_intact(row: Sequence[Any]) -> bool:
+        whole = roster is None or (valid and raised.are_all(row[0], counts))
+        return whole and _is_intact(session, row, listed)
+
+    return [_watched(session, raised, _version(row, intact=is_intact(row))) for row in rows]
 
 
 def _watched(session: Session, raised: Notices, version: PolicyVersion) -> PolicyVersion:
@@ -343,11 +370,42 @@ def _locked_history(session: Session, policy: str) -> list[PolicyVersion]:
     return history(session, policy)
 
 
+@viewed("write")
+def exclude(
+    session: Session, policy: str, key: str, *, reason: str, by: str, ends: bool = False
+) -> ExclusionBody | None:
+    """Exclude an API key from the promise of a policy, or end that, as an event of the chain; None if it is so already.
+
+    Raises:
+        StoreError: the view does not reach the policy, or there is no such key in it.
+    """
+    session.run("update changes set count = count")
+    if not session.view.reaches([policy]) or key not in {known.id for known in list_all(session)}:
+        raise StoreError(f"there is no key {key!r:.80}; `arbitrage keys list` has their ids")
+    before = exclusions(session, [policy])[policy]
+    if ends != (key in before.keys):
+        return None
+    excluded = ExclusionBody(key=key, number=before.number + 1, reason=reason, by=by, ends=ends)
+    _append_notice(session, policy, excluded)
+    return excluded
+
+
+@viewed("scan")
+def exclusions(session: Session, policies: Collection[str]) -> dict[str, Exclusions]:
+    """Return which API keys the promise of each of some policies does not cover."""
+    raised = Notices(notices(session))
+    return {policy: raised.exclusions(policy) for policy in policies}
+
+
 def _append_notice(session: Session, policy: str, body: NoticeBody) -> None:
-    """Append an alarm or a lift to the chain, and announce it."""
+    """Append a notice to the chain, count it in the signed list, and announce an alarm or its lift."""
     id = notice_id(policy, body)
     session.append([(Event(id=id, body=body, policy=policy), encode(body, id))])
+    roster, _ = read_roster(session)
+    enrol(session, notices={policy: (0 if roster is None else roster.notices.get(policy, 0)) + 1})
     session.run(CHANGED)
+    if isinstance(body, ExclusionBody):
+        return
     event: WebhookEvent = "alarm.raised" if isinstance(body, AlarmBody) else "alarm.lifted"
     facts = {name: value for name, value in asdict(body).items() if name not in ("at", "identities_sha256")}
     announce(session, event, {"policy": policy, **facts})
@@ -355,17 +413,21 @@ def _append_notice(session: Session, policy: str, body: NoticeBody) -> None:
 
 @operation("scan")
 def notices(session: Session, policy: str | None = None) -> list[Notice]:
-    """Return all alarms and lifts, or those of a policy, oldest first."""
-    rows = session.rows(
-        f"select id, policy, kind, body, at from events where {NOTICES} and policy = coalesce(?, policy) "
-        "order by at, writer, seq",
-        policy,
-    )
-    return [Notice(id=id, policy=name, body=decode_notice(kind, text, name, at)) for id, name, kind, text, at in rows]
+    """Return all notices that are what was written, or those of a policy, oldest first."""
+    return [
+        Notice(
+            id=link.id,
+            policy=str(link.policy),
+            body=decode_notice(link.kind, str(link.body), str(link.policy), link.at),
+        )
+        for link in intact_notices(session, policy)
+    ]
 
 
 def notice_id(policy: str, body: NoticeBody) -> str:
-    """Return the name of an alarm or a lift in the record; there is at most one event with it."""
+    """Return the name of a notice in the record; there is at most one event with it."""
+    if isinstance(body, ExclusionBody):
+        return f"{body.kind} {body.number} from {policy}"
     return f"{body.kind} {body.lifts} of version {body.version} of {policy}"
 
 

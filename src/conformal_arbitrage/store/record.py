@@ -28,7 +28,7 @@ DECISION_SCHEMA = 1
 """The newest schema of `DecisionBody` that this release can read."""
 JSONObject = Mapping[str, object]
 """A JSON object that a caller wrote."""
-EventKind = Literal["decision", "completion", "feedback", "audit", "alarm", "lift"]
+EventKind = Literal["decision", "completion", "feedback", "audit", "alarm", "lift", "exclusion"]
 
 
 class Content(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +77,9 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         pending: recorded when the Primary had answered and the Guardian had not; a completion with an action, if there
             is one, tells what it chose.
         session: id of the session's first decision, under a policy that decides by session.
+        named: keyed digest of the session that the request named, under any other policy.
+        ledger: where the ledger of the version lists it: by how many lifts of alarms, and by the name of its group; None if
+            nowhere.
         held: decided by the session's first turn, not by this one.
         guarded: how many known losses of the ledger the threshold rested on, under a policy with a guard.
         cancelled: the caller left before there was a decision; all other fields have their defaults.
@@ -105,6 +108,8 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     audited: KeptField[bool] = False
     pending: KeptField[bool] = False
     session: KeptField[str | None] = None
+    named: KeptField[str | None] = None
+    ledger: KeptField[tuple[int, str] | None] = None
     held: KeptField[bool] = False
     guarded: KeptField[int | None] = None
     cancelled: KeptField[bool] = False
@@ -304,18 +309,40 @@ class LiftBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: KeptField[float | None] = None
 
 
+class ExclusionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Someone excluded an API key from the promise of a policy, or ended that.
+
+    Attributes:
+        key: its id.
+        number: how many exclusions of the policy, and ends of one, there have been, this one included.
+        ends: whether the promise covers the key again.
+        reason: why, in their words.
+        by: the key they used, or "command line".
+        at: when it was recorded; set by the store.
+    """
+
+    kind: ClassVar[EventKind] = "exclusion"
+
+    key: KeptField[str]
+    number: KeptField[int]
+    reason: KeptField[str]
+    by: KeptField[str]
+    ends: KeptField[bool] = False
+    at: KeptField[float | None] = None
+
+
 LaterBody = CompletionBody | FeedbackBody | AuditBody
-NoticeBody = AlarmBody | LiftBody
+NoticeBody = AlarmBody | LiftBody | ExclusionBody
 EventBody = DecisionBody | LaterBody | NoticeBody
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """One fact about a decision, or about a policy: an alarm or its lift.
+    """One fact about a decision, or about a policy: a notice, which is an alarm, its lift, or the exclusion of a key.
 
     Attributes:
-        id: the decision's id, time-ordered; of an alarm or a lift, its name.
+        id: the decision's id, time-ordered; of a notice, its name.
         body: the fact itself.
-        policy: of a decision: whose rule; of an alarm or a lift: the policy.
+        policy: of a decision: whose rule; of a notice: the policy.
         key_id: of a decision: whose call.
         decided_by: of a decision: who chose.
     """
@@ -551,7 +578,7 @@ def _is_writable(body: EventBody | AuditQuestion) -> bool:
             return _are_finite((body.cost, *(body.scores or ())))
         case AlarmBody():
             return _are_finite((body.mean, body.line, body.log_evidence))
-        case LiftBody():
+        case LiftBody() | ExclusionBody():
             return True
         case MenuQuestion():
             return is_plain(body.context)
@@ -615,11 +642,11 @@ def decode_later(kind: str, text: str, id: str, at: float) -> LaterBody:
     return replace(decode(text, _LATER[kind], f"the {kind} of {id}"), at=at)
 
 
-_NOTICES: Mapping[str, type[NoticeBody]] = {body.kind: body for body in (AlarmBody, LiftBody)}
+_NOTICES: Mapping[str, type[NoticeBody]] = {body.kind: body for body in (AlarmBody, LiftBody, ExclusionBody)}
 
 
 def decode_notice(kind: str, text: str, policy: str, at: float) -> NoticeBody:
-    """Read the body of an alarm or a lift; `at` is when it was recorded.
+    """Read the body of a notice; `at` is when it was recorded.
 
     Raises:
         StoreError: it is damaged.

@@ -30,7 +30,7 @@ create index decisions_by_policy on events (policy, decided_by, at, id) where ki
 create index later_events on events (id) where kind <> 'decision';
 create index replaced_decisions on events (id) where {replaced};
 create index tombstones on events (writer, seq) where body is null;
-create unique index notices on events (policy, id) where kind in ('alarm', 'lift');
+create unique index notices on events (policy, id) where kind in ('alarm', 'lift', 'exclusion');
 
 -- Per writer, the last event that was pruned without a tombstone.
 create table checkpoints (writer {text} primary key, seq {integer} not null, hash {text} not null, seal {text});

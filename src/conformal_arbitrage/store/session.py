@@ -291,6 +291,23 @@ class Session:
         """Begin to write a chain of its own."""
         self.chain = self.seals.chain()
 
+    def is_intact(self, row: StoredLink) -> bool:
+        """Return whether an event is what was written, or what replaced it under a seal."""
+        link = row.link
+        if row.seal is not None:
+            return self.seals.fits(row.seal, "event", *link)
+        try:
+            key = self.seals.key_of(link.writer)
+        except KeyError:
+            return False
+        if link.body is None or (key is None and self.seals):
+            return False
+        for table in ("events", "checkpoints"):
+            rows = self.rows(f"select hash from {table} where writer = ? and seq = ?", link.writer, link.seq - 1)
+            if rows:
+                return link.hash == link.digest(rows[0][0], key)
+        return link.seq == 1 and link.hash == link.digest("", key)
+
     def run(self, sql: str, *values: Any) -> int:
         """Run a statement; return how many rows it changed."""
         return self._execute(sql, values).rowcount

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.errors import RequestError, StoreError
-from conformal_arbitrage.gateway.api import WebhookTests
+from conformal_arbitrage.gateway.api import LONGEST_REASON, WebhookTests
 from conformal_arbitrage.gateway.audience import Views
 from conformal_arbitrage.gateway.auth import new_key
 from conformal_arbitrage.gateway.console.render import Pages, Visit, redirect
@@ -21,6 +21,7 @@ from conformal_arbitrage.models.webhook import WebhookAttempt
 from conformal_arbitrage.models.wrappers import Breaker
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import outbox, reviews
+from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.outbox import DeliveryBacklog
 from conformal_arbitrage.store.record import new_id
@@ -100,13 +101,30 @@ class KeysPage:
         _log.info("key %s was revoked by %s", id, visit.who.key_id)
         return redirect("/console/keys")
 
+    async def exclude(self, visit: Visit) -> Response:
+        """POST /console/keys/exclude: exclude a key from the promise of a policy, or end that."""
+        id, policy, reason = (visit.form.get(name, "").strip() for name in ("id", "policy", "reason"))
+        caller, ends = visit.who.caller, visit.form.get("end") == "yes"
+        caller.check_policy(policy)
+        if policy not in self._config.policies:
+            raise RequestError(f"There is no policy {policy:.80}.", status=422)
+        if not 0 < len(reason) <= LONGEST_REASON:
+            raise RequestError(f"Say why, in 1 to {LONGEST_REASON} characters; the record keeps it.", status=422)
+        views = self._views.of(caller)
+        if id not in {key.id for key in await views.run(stored_keys.list_all)}:
+            raise RequestError("There is no such key.", status=404)
+        await views.run(stored_policies.exclude, policy, id, reason=reason, by=visit.who.key_id, ends=ends)
+        return redirect("/console/keys")
+
     async def _page(self, visit: Visit, created: str | None = None) -> Response:
         caller = visit.who.caller
         keys = list(reversed(await self._views.of(caller).run(stored_keys.list_all)))
+        names = [name for name in self._config.policies if caller.sees(name)]
+        exclusions = await self._views.of(caller).run(stored_policies.exclusions, names)
+        excluded = {key.id: [name for name in names if key.id in exclusions[name].keys] for key in keys}
         return self._pages.page(
             "keys.html", visit, keys=[(key, self._teams(key.label)) for key in keys], made=created, scopes=_SCOPES,
-            names=[name for name in self._config.policies if caller.sees(name)], bound=caller.policies is not None,
-            now=time.time(),
+            names=names, bound=caller.policies is not None, excluded=excluded, now=time.time(),
         )  # fmt: skip
 
     def _teams(self, label: str) -> list[str]:

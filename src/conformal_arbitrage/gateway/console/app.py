@@ -73,6 +73,7 @@ def console_routes(gateway: "Gateway") -> list[Route]:
         ("GET", "/console/keys", "admin", keys.keys),
         ("POST", "/console/keys", "admin", keys.create),
         ("POST", "/console/keys/revoke", "admin", keys.revoke),
+        ("POST", "/console/keys/exclude", "admin", keys.exclude),
         ("GET", "/console/health", "operate", health.health),
         ("POST", "/console/webhooks/{name}/test", "admin", health.test_webhook),
         ("GET", POLLED, "any", _changes_of(store)),

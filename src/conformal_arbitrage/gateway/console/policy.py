@@ -24,6 +24,7 @@ from conformal_arbitrage.collecting.renewal import (
     looked_frontier,
 )
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
+from conformal_arbitrage.gateway.api import LONGEST_REASON
 from conformal_arbitrage.gateway.audience import Caller, Views
 from conformal_arbitrage.gateway.console.charts import LossCourse, frontier_chart, loss_chart
 from conformal_arbitrage.gateway.console.render import (
@@ -529,7 +530,6 @@ def _number(text: str, most: float) -> float | None:
 
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
-_LONGEST_REASON = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -637,8 +637,8 @@ class PolicyPage:
     async def lift(self, visit: Visit) -> Response:
         """POST .../lift: end safe mode without a new certificate."""
         name, reason = self._name(visit), visit.form.get("reason", "").strip()
-        if not 0 < len(reason) <= _LONGEST_REASON:
-            raise RequestError(f"Say why, in 1 to {_LONGEST_REASON} characters: the record keeps it.", status=422)
+        if not 0 < len(reason) <= LONGEST_REASON:
+            raise RequestError(f"Say why, in 1 to {LONGEST_REASON} characters: the record keeps it.", status=422)
         if await self._views.of(visit.who.caller).run(policies.lift, name, reason=reason, by=visit.who.key_id) is None:
             raise RequestError(f"Policy {name} has no alarm that stands.", status=409)
         await self._policies.refresh(await self._store.change_count())

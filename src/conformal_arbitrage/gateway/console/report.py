@@ -14,6 +14,7 @@ from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint, loss_chart
 from conformal_arbitrage.gateway.console.render import count_text, environment, moment, money, percent, sentence
+from conformal_arbitrage.gateway.watcher import verify_record
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.service import (
     PolicyHistory,
@@ -31,7 +32,7 @@ from conformal_arbitrage.store.events import PolicyTally
 from conformal_arbitrage.store.integrity import Head
 from conformal_arbitrage.store.ledger import LedgerRows
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
-from conformal_arbitrage.store.record import AlarmBody, LiftBody
+from conformal_arbitrage.store.record import LiftBody
 from conformal_arbitrage.store.session import Store
 
 _PAGE = 500
@@ -189,13 +190,13 @@ def loss_course(
     return LossCourse(points=points, alpha=bound * lines.alpha, red=red, marks=marks)
 
 
+_MARKS = {"alarm": "alarm", "lift": "lifted", "exclusion": "excluded"}
+
+
 def _charts(report: "MonthReport", group: str) -> list[tuple[str, object]]:
     """Return a picture of each ledger of the month, or of one of its groups, under what it is about."""
     marks = [(version.installed, f"version {version.version}") for version in report.history.versions]
-    marks += [
-        (notice.body.at or 0.0, "alarm" if isinstance(notice.body, AlarmBody) else "lifted")
-        for notice in report.history.notices
-    ]
+    marks += [(notice.body.at or 0.0, _MARKS[notice.body.kind]) for notice in report.history.notices]
     drawn: list[tuple[str, object]] = []
     for ledger in (standing.ledger for standing in report.standings):
         if ledger.lines is None or ledger.certificate is None or ledger.key.group != group:
@@ -225,7 +226,7 @@ class MonthReport:
         now: when it was read.
         standings: where each ledger of the month stands, or would stand without later decisions; the last one last.
         in_force: versions that were in force in the month, in order.
-        notices: alarms and lifts in the month.
+        notices: alarms, lifts and exclusions of keys in the month.
         use: who decided, and what it cost.
         head: how far the record has come.
         problems: what is not as it was written; empty if the record verifies.
@@ -283,7 +284,7 @@ async def read_month(store: Store, config: Config, policy: str, month: Month, *,
         notices=tuple(notice for notice in history.notices if month.has(notice.body.at)),
         use=await _use(store, policy, month),
         head=await store.run(integrity.head),
-        problems=tuple(await integrity.verify(store)),
+        problems=tuple(await verify_record(store)),
     )
 
 
