@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,7 +17,7 @@ from conformal_arbitrage.gateway.audience import Caller, Views, shown_record, un
 from conformal_arbitrage.gateway.chat import DecisionsRequest, converted, decoded
 from conformal_arbitrage.gateway.http import Handler, Incoming, json_response
 from conformal_arbitrage.gateway.policies import PolicyTable
-from conformal_arbitrage.gateway.review_queue import TICK, Assignment, Reviewer, ReviewQueue, team_figures
+from conformal_arbitrage.gateway.review_queue import TICK, Assignment, Reviewer, ReviewQueue, TeamFigures, team_figures
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.config import GatewayConfig
 from conformal_arbitrage.models.completions import PASSED_ON
@@ -30,6 +30,7 @@ from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.reviews import ReviewOutcome, ReviewRequest
 from conformal_arbitrage.store.session import Store
+from conformal_arbitrage.types import DecidedBy, Role
 
 MOST = 1000
 _AT_ONCE = 8
@@ -448,138 +449,118 @@ class WebhookTests:
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
-_ERROR = {"$ref": "#/components/schemas/Error"}
-_MAP: dict[str, Any] = {"type": "object"}
-_TEXT = {"type": "string"}
-_NUMBER = {"type": "number"}
-_BOOLEAN = {"type": "boolean"}
+_REFERENCE = "#/components/schemas/{name}"
+_ABSENT = msgspec.UNSET
+"""The default of what a reply may lack."""
+_Menu = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=2, extra_json_schema={"uniqueItems": True})]
 
 
-def _object(required: list[str], more: bool = True, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": more}
+def _kind(name: str, *fields: tuple[str, Any] | tuple[str, Any, Any], closed: bool = False) -> type[Struct]:
+    """Return the kind of a document that is put together elsewhere; a field with a default may be absent."""
+    return msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=closed)
 
 
-def _array(items: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items, **more}
-
-
-def _nullable(kind: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [kind, {"type": "null"}]}
-
-
-_MESSAGE = _object(["role"], role=_TEXT)
-_BODIES = (DecisionsRequest, Feedback, Install, Lift, Ballot)
-_SCHEMAS: dict[str, Any] = {
-    "Error": _object(
-        ["error"],
-        error=_object(["message", "type", "code"], message=_TEXT, type=_TEXT, code=_nullable(_TEXT), param=_nullable(_TEXT)),
+_ARBITRAGE = _kind(
+    "Arbitrage", ("id", str), ("decided_by", DecidedBy), ("alpha", float | None),
+    ("guarantee", Literal["crc", "high_probability", "none"]), ("reason", str, _ABSENT), ("candidates", list[int]),
+    ("ignored", list[str], _ABSENT),
+    ("legs", list[_kind(
+        "Leg", ("role", Role), ("model", str | None), ("usage", JSONObject), ("cost", float | None), ("latency", float),
+        ("failed", bool),
+    )]),
+)  # fmt: skip
+_ANSWER = _kind(
+    "Answer", ("type", Literal["predicate", "choice", "score"]), ("name", str | None), ("arbitrage", _ARBITRAGE)
+)
+_RECORD = _kind(
+    "Record", ("id", str), ("created", float), ("policy", str), ("key_id", str | None), ("decided_by", str, _ABSENT),
+    ("decision", JSONObject), ("completion", JSONObject | None, _ABSENT), ("feedback", list[JSONObject], _ABSENT),
+    ("audit", JSONObject | None, _ABSENT),
+)  # fmt: skip
+_MODEL = _kind("Model", ("id", str), ("object", str))
+_KINDS = (
+    DecisionsRequest, Feedback, Install, Lift, Ballot,
+    _kind(
+        "Error",
+        ("error", _kind("Refusal", ("message", str), ("type", str), ("code", str | None), ("param", str | None, None))),
     ),
-    "Arbitrage": _object(
-        ["id", "decided_by", "alpha", "guarantee", "candidates", "legs"], id=_TEXT,
-        decided_by={"enum": ["primary", "guardian", "fallback"]}, alpha=_nullable(_NUMBER),
-        guarantee={"enum": ["crc", "high_probability", "none"]}, reason=_TEXT, candidates=_array({"type": "integer"}),
-        ignored=_array(_TEXT),
-        legs=_array(_object(
-            ["role", "model", "usage", "cost", "latency", "failed"], role={"enum": ["primary", "guardian"]},
-            model=_nullable(_TEXT), usage=_MAP, cost=_nullable(_NUMBER), latency=_NUMBER, failed=_BOOLEAN,
-        )),
+    _kind("Decision", ("model", str), ("answers", list[_ANSWER]), ("usage", JSONObject)),
+    _kind(
+        "ChatRequest", ("model", str),
+        ("messages", Annotated[list[_kind("Message", ("role", str))], Meta(min_length=1)]),
+        *((name, Any, None) for name in sorted(PASSED_ON - {"messages", "response_format"})),
+        ("response_format", JSONObject | None, None), ("stream", bool | None, None),
+        ("stream_options", _kind("StreamOptions", ("include_usage", bool, _ABSENT)) | None, None),
+        ("n", Literal[1] | None, None), ("logprobs", bool | None, None),
+        ("top_logprobs", Literal[0] | None, None),
+        ("arbitrage", _kind(
+            "Menu", ("actions", _Menu, _ABSENT),
+            ("session", Annotated[str | None, Meta(extra_json_schema={"minLength": 1, "maxLength": 255})], None),
+        ) | None, None),
+        closed=True,
     ),
-    "Answer": _object(
-        ["type", "name", "arbitrage"], type={"enum": ["predicate", "choice", "score"]}, name=_nullable(_TEXT),
-        arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    _kind(
+        "ChatCompletion", ("id", str), ("object", str), ("created", int), ("model", str),
+        ("choices", Annotated[list[JSONObject], Meta(min_length=1, max_length=1)]), ("usage", JSONObject),
+        ("arbitrage", _ARBITRAGE),
     ),
-    "Decision": _object(
-        ["model", "answers", "usage"], model=_TEXT, answers=_array({"$ref": "#/components/schemas/Answer"}), usage=_MAP
+    _kind(
+        "ResponseRequest", ("model", str), ("input", str | Annotated[list[JSONObject], Meta(min_length=1)]),
+        *((name, Any, None) for name in ("metadata", "prompt_cache_key", "prompt_cache_options", "safety_identifier")),
+        *((name, Any, None) for name in ("tool_choice", "store", "user")),
+        ("instructions", str | None, None), ("stream", bool | None, None), ("temperature", float | None, None),
+        ("top_p", float | None, None),
+        ("max_output_tokens", Annotated[int | None, Meta(extra_json_schema={"minimum": 1})], None),
+        ("text", JSONObject | None, None), ("reasoning", JSONObject | None, None), ("tools", list[JSONObject] | None, None),
+        ("parallel_tool_calls", bool | None, None), ("arbitrage", _kind("Options", ("actions", _Menu)) | None, None),
+        closed=True,
     ),
-    "ChatRequest": _object(
-        ["model", "messages"], more=False, **{name: {} for name in sorted(PASSED_ON - {"messages", "response_format"})},
-        model=_TEXT, messages=_array(_MESSAGE, minItems=1), response_format=_nullable(_MAP), stream=_nullable(_BOOLEAN),
-        stream_options=_nullable(_object([], include_usage=_BOOLEAN)), n=_nullable({"const": 1}),
-        logprobs=_nullable({"const": False}), top_logprobs=_nullable({"const": 0}),
-        arbitrage=_nullable(
-            _object(
-                [], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True),
-                session=_nullable({**_TEXT, "minLength": 1, "maxLength": 255}),
-            )
-        ),
+    _kind(
+        "Response", ("id", str), ("object", str), ("created_at", int), ("status", Literal["completed", "incomplete"]),
+        ("model", str), ("output", list[JSONObject]), ("usage", JSONObject), ("arbitrage", _ARBITRAGE),
     ),
-    "ChatCompletion": _object(
-        ["id", "object", "created", "model", "choices", "usage", "arbitrage"], id=_TEXT, object=_TEXT,
-        created={"type": "integer"}, model=_TEXT, choices=_array(_MAP, minItems=1, maxItems=1), usage=_MAP,
-        arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    _kind("Models", ("object", str), ("data", list[_MODEL])),
+    _kind("Records", ("object", str), ("data", list[_RECORD]), ("next", str | None)),
+    _kind(
+        "Version", *((name, kind, _ABSENT) for name, kind in (
+            ("name", str), ("version", int), ("certificate", JSONObject), ("installed", float), ("installed_by", str),
+            ("active", bool), ("status", str),
+        ))
     ),
-    "ResponseRequest": _object(
-        ["model", "input"], more=False,
-        **{name: {} for name in ("metadata", "prompt_cache_key", "prompt_cache_options", "safety_identifier")},
-        model=_TEXT, input={"anyOf": [_TEXT, _array(_MAP, minItems=1)]}, instructions=_nullable(_TEXT),
-        stream=_nullable(_BOOLEAN), temperature=_nullable(_NUMBER), top_p=_nullable(_NUMBER),
-        max_output_tokens=_nullable({"type": "integer", "minimum": 1}), text=_nullable(_MAP), reasoning=_nullable(_MAP),
-        tools=_nullable(_array(_MAP)), tool_choice={}, parallel_tool_calls=_nullable(_BOOLEAN), store={}, user={},
-        arbitrage=_nullable(_object(["actions"], actions=_array({**_TEXT, "minLength": 1}, minItems=2, uniqueItems=True))),
+    _kind("Policy", ("name", str), ("version", int), ("history", list[PolicyVersion])),
+    _kind("Lifted", ("policy", str), ("version", int), ("lifts", int), ("reason", str), ("by", str)),
+    _kind(
+        "Monitor", ("policy", str), ("version", int), ("mode", str), ("guarantee", str), ("reason", str | None, None),
+        ("watched", bool), ("unwatched", str | None, None), ("alarm", JSONObject | None), ("state", str, _ABSENT),
+        ("reasons", list[str], _ABSENT), ("audits", JSONObject, _ABSENT), ("limits", list[float], _ABSENT),
+        ("lines", JSONObject, _ABSENT), ("evidence", JSONObject, _ABSENT), ("as_served", JSONObject | None, None),
+        ("groups", list[JSONObject], _ABSENT), ("deferred_groups", list[str], _ABSENT), ("false_red", float | None, None),
     ),
-    "Response": _object(
-        ["id", "object", "created_at", "status", "model", "output", "usage", "arbitrage"], id=_TEXT, object=_TEXT,
-        created_at={"type": "integer"}, status={"enum": ["completed", "incomplete"]}, model=_TEXT, output=_array(_MAP),
-        usage=_MAP, arbitrage={"$ref": "#/components/schemas/Arbitrage"},
+    _kind("Nothing"),
+    _kind(
+        "Assignment", ("token", str), ("kind", str), ("policy", str), ("instructions", str), ("context", str),
+        ("options", list[str], _ABSENT), ("answers", list[str], _ABSENT), ("lease", float),
+        ("primary_choice", int | None, None),
     ),
-    "Models": _object(["object", "data"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Model"})),
-    "Model": _object(["id", "object"], id=_TEXT, object=_TEXT),
-    "Records": _object(
-        ["object", "data", "next"], object=_TEXT, data=_array({"$ref": "#/components/schemas/Record"}), next=_nullable(_TEXT)
-    ),
-    "Record": _object(
-        ["id", "created", "policy", "key_id", "decision"], id=_TEXT,
-        created=_NUMBER, policy=_TEXT, key_id=_nullable(_TEXT), decided_by=_TEXT, decision=_MAP,
-        completion=_nullable(_MAP), feedback=_array(_MAP), audit=_nullable(_MAP),
-    ),
-    "Version": _object(
-        [], name=_TEXT, version={"type": "integer"}, certificate=_MAP, installed=_NUMBER, installed_by=_TEXT,
-        active=_BOOLEAN, status=_TEXT,
-    ),
-    "Policy": _object(
-        ["name", "version", "history"], name=_TEXT, version={"type": "integer"},
-        history=_array({"$ref": "#/components/schemas/Version"}),
-    ),
-    "Lifted": _object(["policy", "version", "lifts", "reason", "by"], policy=_TEXT, version={"type": "integer"}),
-    "Monitor": _object(
-        ["policy", "version", "mode", "guarantee", "watched", "alarm"], policy=_TEXT, version={"type": "integer"},
-        mode={"enum": ["enforce", "shadow", "safe"]}, guarantee=_TEXT, reason=_nullable(_TEXT), watched=_BOOLEAN,
-        unwatched=_nullable(_TEXT), alarm=_nullable(_MAP), state=_TEXT, reasons=_array(_TEXT), audits=_MAP,
-        limits=_array(_NUMBER), lines=_MAP, evidence=_MAP, as_served=_nullable(_MAP), groups=_array(_MAP),
-        deferred_groups=_array(_TEXT), false_red=_nullable(_NUMBER),
-    ),
-    "Nothing": {"type": "object"},
-    "Assignment": _object(
-        ["token", "kind", "policy", "instructions", "context", "lease"], token=_TEXT, kind=_TEXT,
-        policy=_TEXT, instructions=_TEXT, context=_TEXT, options=_array(_TEXT), answers=_array(_TEXT), lease=_NUMBER,
-        primary_choice=_nullable({"type": "integer"}),
-    ),
-    "Voted": _object(["counts_in"], counts_in=_NUMBER),
-    "ReviewProgress": _object(
-        ["id", "status", "reply"], id=_TEXT, status={"enum": ["waiting", "decided", "expired", "failed"]}, reply={}
-    ),
-    "TeamFigures": _object(["object", "data"], object=_TEXT, data=_array(_MAP)),
-    "WebhookTest": _object(
-        ["webhook", "status", "seconds", "problem"], webhook=_TEXT, status=_nullable({"type": "integer"}),
-        seconds=_NUMBER, problem=_nullable(_TEXT),
-    ),
-}  # fmt: skip
+    _kind("Voted", ("counts_in", float)),
+    _kind("ReviewProgress", ("id", str), ("status", Literal["waiting", "decided", "expired", "failed"]), ("reply", Any)),
+    _kind("Figures", ("object", str), ("data", list[TeamFigures])),
+    _kind("WebhookTest", ("webhook", str), ("status", int | None), ("seconds", float), ("problem", str | None)),
+)  # fmt: skip
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503, 504)
 
 
 def schema() -> dict[str, Any]:
     """Return the whole document."""
-    _, bodies = msgspec.json.schema_components(
-        _BODIES,
-        schema_hook=lambda _: {"description": "any JSON"},
-        ref_template="#/components/schemas/{name}",
+    _, kinds = msgspec.json.schema_components(
+        _KINDS, schema_hook=lambda _: {"description": "any JSON"}, ref_template=_REFERENCE
     )
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conformal Arbitrage gateway", "version": package_version()},
         "paths": {**_paths(), **_review_paths()},
         "components": {
-            "schemas": {**_SCHEMAS, **bodies},
+            "schemas": kinds,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
@@ -589,7 +570,7 @@ def schema() -> dict[str, Any]:
 def _paths() -> dict[str, Any]:
     id, name = [_param("id", "path")], [_param("name", "path")]
     filters = [_param(n, "query") for n in ("policy", "decided_by", "before")]
-    filters += [_param(n, "query", _NUMBER) for n in ("since", "until")]
+    filters += [_param(n, "query", {"type": "number"}) for n in ("since", "until")]
     filters += [_param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000})]
     return {
         "/v1/decisions": {
@@ -640,10 +621,10 @@ def _paths() -> dict[str, Any]:
 def _review_paths() -> dict[str, Any]:
     """Return the routes of the review queue."""
     root, token = "/v1/arbitrage/reviews", [_param("token", "path")]
-    progress = [_param("decision", "path"), _param("wait", "query", _NUMBER)]
+    progress = [_param("decision", "path"), _param("wait", "query", {"type": "number"})]
     acts = {"renew": "Hold a question longer", "return": "Give a question back", "skip": "Leave it to someone else"}
     return {
-        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="TeamFigures")},
+        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="Figures")},
         f"{root}/{{decision}}": {
             "get": _operation("review", "How far people have come", reply="ReviewProgress", params=progress)
         },
@@ -675,20 +656,26 @@ def _operation(
     empty: bool = False,
     media: tuple[str, ...] = (_JSON,),
 ) -> Any:
-    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": _TEXT} for kind in media}
+    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": {"type": "string"}} for kind in media}
     if _JSON in content:
-        content[_JSON] = {"schema": {"$ref": f"#/components/schemas/{reply}"} if reply else {}}
+        content[_JSON] = {"schema": _reference(reply) if reply else {}}
     responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
     responses |= {"204": {"description": "done, and nothing to show"}} if empty else {}
-    responses |= {str(status): {"description": "refused", "content": {_JSON: {"schema": _ERROR}}} for status in _ERRORS}
+    responses |= {
+        str(status): {"description": "refused", "content": {_JSON: {"schema": _reference("Error")}}}
+        for status in _ERRORS
+    }
     operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
     if params:
         operation["parameters"] = list(params)
     if body is not None:
-        schema = {"$ref": f"#/components/schemas/{body}"}
-        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": _reference(body)}}}
     return operation
 
 
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=name)}
+
+
 def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
-    return {"name": name, "in": where, "required": where == "path", "schema": kind or _TEXT}
+    return {"name": name, "in": where, "required": where == "path", "schema": kind or {"type": "string"}}
