@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from conformal_arbitrage import ConformalArbitrage, ConformalRouter, ScoreLog, StaleCalibrationError, calibrate
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.live.build import Models, bind_menu, bind_text
+from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import Pinned, read_config, template, write_pinned
 from tests.scripted import Upstream, completion, scores
 
@@ -402,28 +402,45 @@ def test_a_section_that_is_missing_is_named(tmp_path):
             build("stronger")
 
 
+BY_FUNCTIONS = """\
+[task]
+safe_action = "wait"
+safe_answer = "One moment."
+[primary]
+kind = "function"
+function = "constant_models:small"
+name = "small"
+[guardian]
+kind = "function"
+function = "constant_models:large"
+name = "large"
+"""
+CONSTANT_MODELS = """\
 class Constant:
-    """A model that gives the same scores to every query."""
-
     def __init__(self, name):
         self.identity = {"kind": "constant", "name": name}
+    def __call__(self, query):
+        return [0.5] * len(query.actions)
+    async def answer(self, request):
+        raise NotImplementedError
+small, large = Constant("small"), Constant("large")
+"""
 
 
-@pytest.mark.parametrize(
-    ("form", "bind", "kind"), [("menu", bind_menu, ConformalArbitrage), ("text", bind_text, ConformalRouter)]
-)
-def test_binding_gives_the_policy_of_each_form_with_its_own_fallback(form, bind, kind, tmp_path):
-    text = GOOD + '[task]\nsafe_action = "wait"\nsafe_answer = "One moment."\n'
+@pytest.mark.parametrize(("form", "kind"), [("menu", ConformalArbitrage), ("text", ConformalRouter)])
+def test_each_form_has_a_policy_with_its_own_fallback(form, kind, tmp_path):
     confidence, grades = [0.1, 0.9] * 10, [1.0] * 20
     log = ScoreLog.from_router(confidence=confidence, primary_grade=grades, guardian_grade=grades)
     certificate = calibrate(log, 0.2)
-    models = {"primary": Constant("small"), "guardian": Constant("large")}
-    policy = bind(read_config(write(tmp_path, text)), certificate, allow=["unbound"], **models)
+    (tmp_path / "constant_models.py").write_text(CONSTANT_MODELS)
+    models = Models(read_config(write(tmp_path, BY_FUNCTIONS)))
+    bind = models.policy if form == "menu" else models.router
+    policy = bind(certificate, allow=["unbound"])
     assert type(policy) is kind
     assert getattr(policy, "safe_action", None) == ("wait" if form == "menu" else None)
     assert getattr(policy, "safe_answer", None) == ("One moment." if form == "text" else None)
     with pytest.raises(StaleCalibrationError, match="unbound"):
-        bind(read_config(tmp_path / "arbitrage.toml"), certificate, **models)
+        bind(certificate)
 
 
 # a second check asks before it replaces what certificates are bound to

@@ -27,7 +27,7 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.review_queue import ReviewQueue, ReviewScorer
 from conformal_arbitrage.live.binding import UNSIGNED, allowable, check_group_source
-from conformal_arbitrage.live.build import Models, bind_menu, bind_text
+from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import Config, Form, PolicyConfig
 from conformal_arbitrage.live.reviewers import ReviewTerms, review_terms
 from conformal_arbitrage.live.rule import (
@@ -443,19 +443,15 @@ class PolicyTable:
     ) -> ConformalArbitrage | ConformalRouter:
         allow, source = settings.allow, settings.group
         if isinstance(pair, MenuPair):
-            bound = bind_menu(self._config, certificate, pair.primary, pair.guardian, allow=allow, group_source=source)
-        else:
-            idle = None if settings.sticky is None else settings.session_idle
-            bound = bind_text(
-                self._config,
-                certificate,
-                pair.primary,
-                pair.guardian,
-                allow=allow,
-                session_idle=idle,
-                group_source=source,
-            )
-        return bound if forfeited is None else replace(bound, forfeited=forfeited)
+            return ConformalArbitrage(
+                primary=pair.primary, guardian=pair.guardian, certificate=certificate, safe_action=pair.fallback,
+                allow=allow, forfeited=forfeited, group_source=source,
+            )  # fmt: skip
+        return ConformalRouter(
+            primary=pair.primary, guardian=pair.guardian, certificate=certificate, safe_answer=pair.fallback,
+            allow=allow, forfeited=forfeited, group_source=source,
+            session_idle=None if settings.sticky is None else settings.session_idle,
+        )  # fmt: skip
 
     def named(self, model: str, caller: Caller | None = None) -> LivePolicy:
         """Return the policy that a request's model names.
@@ -875,11 +871,11 @@ def _cascade(models: Models, form: Form, quota: Quota | None) -> ModelPair:
     """Return the models of a cascade, each policy's own."""
     task = models.config.task
     if form == "menu":
-        scorers, name, scorer = models.cascade_scorers()
+        scorers, name, scorer = models.cascade(models.scorer)
         guarded = scorer if quota is None else QuotaScorer(scorer, quota)
         first = next(iter(scorers.values()))
         return MenuPair(primary=first, guardian=guarded, models=scorers, guardian_name=name, fallback=task.safe_action)
-    answerers, name, answerer = models.cascade_answerers()
+    answerers, name, answerer = models.cascade(models.answerer)
     limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
     primary = next(iter(answerers.values()))
     return TextPair(primary=primary, guardian=limited, models=answerers, guardian_name=name, fallback=task.safe_answer)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from conformal_arbitrage.calibration.certificate import Certificate, group_source_of
@@ -44,6 +44,7 @@ from conformal_arbitrage.store import Store, integrity, open_store
 
 _GRADING_PERSON = HumanConfig(name="grader")  # unpriced, and without a deadline
 CONCURRENCY = 16
+_Model = TypeVar("_Model", Scorer, Answerer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +135,21 @@ class Models:
 
     def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
         """Return the calibrated policy over menus."""
-        primary, guardian = self.scorer("primary"), self.scorer("guardian")
-        return bind_menu(
-            self.config, certificate, primary, guardian, allow=allow, group_source=_own_source(certificate)
-        )
+        return ConformalArbitrage(
+            primary=self.scorer("primary"), guardian=self.scorer("guardian"), certificate=certificate,
+            safe_action=self.config.task.safe_action, allow=allow, group_source=_own_source(certificate),
+        )  # fmt: skip
 
     def router(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalRouter:
         """Return the calibrated policy over free text."""
-        primary, guardian = self.answerer("primary"), self.answerer("guardian")
-        return bind_text(
-            self.config, certificate, primary, guardian, allow=allow, group_source=_own_source(certificate)
-        )
+        return ConformalRouter(
+            primary=self.answerer("primary"), guardian=self.answerer("guardian"), certificate=certificate,
+            safe_answer=self.config.task.safe_answer, allow=allow, group_source=_own_source(certificate),
+        )  # fmt: skip
 
     def cascade_router(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeRouter:
         """Return the calibrated cascade over free text."""
-        models, name, guardian = self.cascade_answerers()
+        models, name, guardian = self.cascade(self.answerer)
         return CascadeRouter(
             models=models, guardian=guardian, guardian_name=name, certificate=certificate,
             fallback=self.config.task.safe_answer, allow=allow,
@@ -156,23 +157,16 @@ class Models:
 
     def cascade_chooser(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeChooser:
         """Return the calibrated cascade over menus."""
-        models, name, guardian = self.cascade_scorers()
+        models, name, guardian = self.cascade(self.scorer)
         return CascadeChooser(
             models=models, guardian=guardian, guardian_name=name, certificate=certificate,
             fallback=self.config.task.safe_action, allow=allow,
         )  # fmt: skip
 
-    def cascade_answerers(self) -> tuple[dict[str, Answerer], str, Answerer]:
-        """Return the cheap models of the cascade in free text, by name, and the Guardian with its name."""
+    def cascade(self, model: Callable[[Section, str], _Model]) -> tuple[dict[str, _Model], str, _Model]:
+        """Return the cheap models of the cascade by name, and the Guardian with its name; each is `scorer` or `answerer`."""
         *cheap, (name, last) = self.config.cascade_sections.items()
-        models = {label: self.answerer("primary", section) for label, section in cheap}
-        return models, name, self.answerer("guardian", last)
-
-    def cascade_scorers(self) -> tuple[dict[str, Scorer], str, Scorer]:
-        """Return the same over menus."""
-        *cheap, (name, last) = self.config.cascade_sections.items()
-        models = {label: self.scorer("primary", section) for label, section in cheap}
-        return models, name, self.scorer("guardian", last)
+        return {label: model("primary", section) for label, section in cheap}, name, model("guardian", last)
 
     def _grouping(self, how: str) -> Grouping:
         """Return what says which answers mean the same: words, number, json, judge, or python:MODULE:FUNCTION."""
@@ -277,68 +271,11 @@ class Models:
         return cache
 
 
-def bind_menu(
-    config: Config,
-    certificate: Certificate,
-    primary: Scorer,
-    guardian: Scorer,
-    *,
-    allow: Collection[str] = (),
-    group_source: str | None = None,
-) -> ConformalArbitrage:
-    """Bind a certificate to two models over menus, with the safe action that the configuration names.
-
-    Args:
-        config: the configuration.
-        certificate: the certificate, with its key if it has one.
-        primary: the Primary.
-        guardian: the Guardian.
-        allow: tolerated differences between certificate and models, which forfeit the guarantee.
-        group_source: what names the group of a query, for a certificate by groups or a learned score.
-
-    Raises:
-        StaleCalibrationError: the certificate was made with other models, and that is not allowed.
-    """
-    return ConformalArbitrage(
-        primary=primary,
-        guardian=guardian,
-        certificate=certificate,
-        safe_action=config.task.safe_action,
-        allow=allow,
-        group_source=group_source,
-    )
-
-
 def _own_source(certificate: Certificate) -> str | None:
     """Return the source of groups that a certificate names: whoever asks from here names the group by hand."""
     if certificate.learned is not None and "group" in certificate.learned.features:
         return certificate.learned.group_source
     return group_source_of(certificate)
-
-
-def bind_text(
-    config: Config,
-    certificate: Certificate,
-    primary: Answerer,
-    guardian: Answerer,
-    *,
-    allow: Collection[str] = (),
-    session_idle: float | None = None,
-    group_source: str | None = None,
-) -> ConformalRouter:
-    """Bind a certificate to two models in free text, with the safe answer that the configuration names.
-
-    Arguments and errors are those of `bind_menu`; `session_idle` is that of `ConformalRouter`.
-    """
-    return ConformalRouter(
-        primary=primary,
-        guardian=guardian,
-        certificate=certificate,
-        safe_answer=config.task.safe_answer,
-        allow=allow,
-        session_idle=session_idle,
-        group_source=group_source,
-    )
 
 
 # --- The record of decisions ---
