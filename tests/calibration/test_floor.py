@@ -1,10 +1,12 @@
 """Logs in which the Guardian was not asked below a floor: what a calibration makes of them, and what it refuses."""
 
+import json
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from conformal_arbitrage import (
     ArbitrageError,
@@ -22,7 +24,9 @@ from conformal_arbitrage import (
     verify,
 )
 from conformal_arbitrage.calibration.secret import ProjectSecret
+from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import CertificateError
+from conformal_arbitrage.evaluation.simulation import simulate
 from conformal_arbitrage.scorelog.parts import ScoreParts
 from tests.certificates import altered
 
@@ -49,15 +53,16 @@ def not_asked(log, floor):
     return replace(cut, guardian=np.where(below, np.nan, cut.guardian), missing=cut.below_floor)
 
 
+INCLUDED = {"boundary": "include"}
 OPTIONS = [
-    {},
+    INCLUDED,
     {"boundary": "random", "key": KEY},
     {"boundary": "random", "key": KEY, "loss": "net"},
-    {"confidence": 0.9, "zero_one": True},
-    {"confidence": 0.9, "key": KEY},
-    {"confidence": 0.9, "zero_one": True, "dial": True},
-    {"by": "group"},
-    {"cluster": "group", "max_cluster_size": 2},
+    INCLUDED | {"confidence": 0.9, "zero_one": True},
+    INCLUDED | {"confidence": 0.9, "key": KEY},
+    INCLUDED | {"confidence": 0.9, "zero_one": True, "dial": True},
+    INCLUDED | {"by": "group"},
+    INCLUDED | {"cluster": "group", "max_cluster_size": 2},
 ]
 
 
@@ -91,7 +96,7 @@ def test_the_loss_at_the_floor_is_counted_with_the_rows_right_there():
     log = menus(400)
     lead = log.primary.reshape(-1, 3)[:, 1]
     lost = log.guardian.reshape(-1, 3)[:, 0] == 1
-    include = calibrate(not_asked(log, 0.9), 0.1)
+    include = calibrate(not_asked(log, 0.9), 0.1, **INCLUDED)
     drawn = calibrate(not_asked(log, 0.9), 0.1, boundary="random", key=KEY)
     assert include.evidence.empirical_risk == lost[lead > 0.9].sum() / 400
     assert drawn.evidence.empirical_risk == lost[lead >= 0.9].sum() / 400
@@ -114,8 +119,8 @@ def test_a_missing_score_above_the_floor_is_still_an_error_or_the_worst_case():
     guardian[3 * row : 3 * row + 3], missing[row] = np.nan, True
     log = replace(log, guardian=guardian, missing=missing)
     with pytest.raises(ScoreLogError, match=rf"row {row + 1}: no Guardian score \(1 of 300 rows\)"):
-        calibrate(log, 0.1)
-    assert calibrate(log, 0.1, missing_guardian="worst_case").evidence.missing_guardian_rows == 1
+        calibrate(log, 0.1, **INCLUDED)
+    assert calibrate(log, 0.1, missing_guardian="worst_case", **INCLUDED).evidence.missing_guardian_rows == 1
 
 
 def test_options_under_which_a_deferral_may_lose_are_refused():
@@ -127,7 +132,7 @@ def test_options_under_which_a_deferral_may_lose_are_refused():
         ({"grid": 0.1}, "which is not on a grid"),
     ):
         with pytest.raises(OptionError, match=reason):
-            calibrate(log, 0.1, **options)
+            calibrate(log, 0.1, **INCLUDED | options)
 
 
 def test_what_needs_the_loss_of_the_primary_alone_is_refused_with_the_pilot_as_the_remedy():
@@ -136,6 +141,7 @@ def test_what_needs_the_loss_of_the_primary_alone_is_refused_with_the_pilot_as_t
         lambda: evaluate(log, [0.1], calibration_size=100),
         lambda: recommend(log, 0.1),
         lambda: compare(log, [0.1], calibration_size=100),
+        lambda: simulate(log, 0.1),
         lambda: learn(log),
     ):
         with pytest.raises(ArbitrageError, match="choose on the pilot that the floor came from"):
@@ -143,18 +149,18 @@ def test_what_needs_the_loss_of_the_primary_alone_is_refused_with_the_pilot_as_t
 
 
 def test_a_certificate_whose_threshold_lies_below_its_floor_does_not_load():
-    certificate = calibrate(not_asked(menus(300), 0.9), 0.1)
+    certificate = calibrate(not_asked(menus(300), 0.9), 0.1, **INCLUDED)
     document = altered(certificate, relaxation=0.5).worded().to_dict()
     with pytest.raises(CertificateError, match=r"floor 0\.9 contradicts the rest"):
         Certificate.from_dict(document)
-    document = altered(calibrate(menus(300), 0.1), not_asked_rows=3).to_dict()
+    document = altered(calibrate(menus(300), 0.1, **INCLUDED), not_asked_rows=3).to_dict()
     with pytest.raises(CertificateError, match="not_asked_rows 3 contradicts the rest"):
         Certificate.from_dict(document)
 
 
 def test_verify_finds_another_floor():
     log = not_asked(menus(300), 0.3)
-    certificate = calibrate(log, 0.1)
+    certificate = calibrate(log, 0.1, **INCLUDED)
     assert verify(certificate, log)
     assert set(verify(certificate, replace(log, floor=0.31)).differences) >= {"floor", "guarantee"}
     with pytest.raises(ScoreLogError, match="no Guardian score"):
@@ -167,9 +173,21 @@ def test_a_file_keeps_the_floor(tmp_path, name):
     log.write(tmp_path / name)
     read = ScoreLog.read(tmp_path / name)
     assert read.floor == 0.3
-    assert calibrate(read, 0.1).guarantee == calibrate(log, 0.1).guarantee
-    with pytest.raises(ScoreLogError, match="no Guardian score"):  # a floor is about one Primary's margin
-        calibrate(replace(read, columns=("other", "guardian"), floor=None), 0.1)
+    assert calibrate(read, 0.1, **INCLUDED).guarantee == calibrate(log, 0.1, **INCLUDED).guarantee
+
+
+def test_a_floor_is_about_the_margin_of_one_primary(tmp_path):
+    log = not_asked(menus(200), 0.3)
+    log.write(tmp_path / "log.parquet")
+    another = replace(log, columns=("other", "guardian"), floor=None)
+    assert ScoreLog.read(tmp_path / "log.parquet", primary="primary").floor == 0.3
+    table = another.to_arrow().append_column("primary", log.to_arrow()["primary"])
+    table = table.replace_schema_metadata(log.to_arrow().schema.metadata)
+    assert ScoreLog.from_frame(table).floor == 0.3
+    other = ScoreLog.from_frame(table, primary="other")
+    assert other.floor is None
+    with pytest.raises(ScoreLogError, match="no Guardian score"):
+        calibrate(other, 0.1, **INCLUDED)
 
 
 def test_frames_and_arrays_keep_the_floor():
@@ -188,8 +206,8 @@ def test_parts_give_the_certificate_of_the_whole_and_must_share_a_floor(tmp_path
     log.select(np.arange(150)).write(tmp_path / "a.parquet")
     log.select(np.arange(150, 300)).write(tmp_path / "b.parquet")
     parts = ScoreParts.read(tmp_path)
-    certificate = calibrate(log, 0.1)
-    assert certificate.differences(calibrate(parts, 0.1)) == {}
+    certificate = calibrate(log, 0.1, **INCLUDED)
+    assert certificate.differences(calibrate(parts, 0.1, **INCLUDED)) == {}
     assert verify(certificate, parts)
     replace(log, floor=0.2).select(np.arange(150, 300)).write(tmp_path / "b.parquet")
     with pytest.raises(ScoreLogError, match="collected with another floor"):
@@ -215,7 +233,7 @@ def test_a_learned_score_defers_below_the_floor_and_does_not_learn_from_there(tm
 
 
 def test_an_assessment_counts_no_loss_below_the_floor_of_the_new_rows():
-    certificate = calibrate(not_asked(menus(400), 0.3), 0.1)
+    certificate = calibrate(not_asked(menus(400), 0.3), 0.1, **INCLUDED)
     fresh = menus(400, seed=2)
     full, cut = assess(certificate, fresh), assess(certificate, not_asked(fresh, 0.3))
     assert (cut.loss, cut.missing_guardian_rows, cut.deferred) == (full.loss, 0, full.deferred)
@@ -224,19 +242,22 @@ def test_an_assessment_counts_no_loss_below_the_floor_of_the_new_rows():
     assert beyond.loss > full.loss
 
 
-def test_inspect_says_what_was_not_asked_and_suggests_a_floor_for_a_pilot():
+def test_inspect_says_what_was_not_asked_and_suggests_a_floor_for_a_pilot(tmp_path):
     pilot = inspect(menus(600))
     floors = [use.floor for use in pilot.budgets]
     assert floors == sorted(floors, key=lambda floor: -(floor or 0)), "a larger budget has a lower floor"
     use = next(use for use in pilot.budgets if use.alpha == 0.1)
-    assert 0 < use.floor < calibrate(menus(600), 0.1).relaxation
+    assert 0 < use.floor < calibrate(menus(600), 0.1, **INCLUDED).relaxation
     assert pilot.budget_table()[0][-1] == "floor for more rows"
     cut = inspect(not_asked(menus(600), 0.3))
     assert dict(cut.facts())["not asked"].startswith(f"the Guardian in {cut.not_asked_rows} rows below the floor 0.3")
     assert (cut.missing_guardian_rows, cut.worth_routing, cut.problems) == (0, False, pilot.problems)
     assert "for the pilot to say" in cut.verdict
     assert all(use.floor is None for use in cut.budgets)
-    assert cut.budgets[-1].deferred >= cut.not_asked_rows / 600 - 0.1
+    assert cut.budgets[-1].deferred >= 0.25, "three in ten rows lie below the floor, and all of these are deferred"
+    not_asked(menus(600), 0.3).write(tmp_path / "log.parquet")
+    shown = CliRunner().invoke(cli, ["inspect", f"{tmp_path}/*.parquet", "--json"])
+    assert json.loads(shown.stdout)["missing_guardian_rows"] == 0
 
 
 # --- On every small set of rows ---

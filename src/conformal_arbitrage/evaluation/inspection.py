@@ -167,7 +167,7 @@ class Inspection:
             fewest_actions=counts.fewest_actions,
             most_actions=counts.most_actions,
             no_opinion_rows=counts.no_opinion,
-            missing_guardian_rows=counts.unknown,
+            missing_guardian_rows=counts.unknown if self.floor is None else self.missing_guardian_rows,
             next_steps=tuple(step.replace(quote(self.source), quote(source)) for step in self.next_steps),
             sampled_rows=self.rows if self.rows < counts.rows else None,
         )
