@@ -126,7 +126,7 @@ def test_the_net_loss_is_described_where_outcomes_tell_it():
     inspection = inspect(log)
     assert inspection.budgets[2].deferred_net < inspection.budgets[2].deferred
     header, rows = inspection.budget_table()
-    assert header[-1] == "with --loss net"
+    assert header[-2:] == ["with --loss net", "floor for more rows"]
     assert len(rows[0]) == len(header)
     ungraded = ScoreLog.from_arrays([[0.9, 0.1], [0.4, 0.6]] * 30, [[1.0, 0.0], [1.0, 0.0]] * 30)
     assert inspect(ungraded).budgets[2].deferred_net is None
