@@ -7,6 +7,7 @@ Prints one JSON line per check: its name, and what differs from what was expecte
 """
 
 import argparse
+import csv
 import json
 import os
 import re
@@ -17,9 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars
 from benchmarks.scale import processor_seconds
 
-from conformal_arbitrage import ScoreLog, ScoreParts, SparkTable, calibrate, verify
+from conformal_arbitrage import (
+    BatchColumns,
+    ScoreLog,
+    ScoreParts,
+    SparkTable,
+    calibrate,
+    draw_batch,
+    open_batch,
+    verify,
+)
 from conformal_arbitrage.scorelog.parts import Processes, Threads
 from conformal_arbitrage.scorelog.spark import ship_package
 from tests.calibration.planted import (
@@ -226,6 +237,66 @@ def check_commands(folder, session):
     report("commands", {} if values == (expected.relaxation, expected.apply(log).deferred.mean()) else values)
 
 
+def check_batches(folder, sessions):
+    """A batch of a table is drawn, certified and written as that of the same rows in memory, whatever their order."""
+    os.environ["XDG_CONFIG_HOME"], os.environ["ARBITRAGE_SECRET"] = str(folder / "config"), "a-secret-of-these-checks"
+    rng, rows = np.random.default_rng(5), folder / "items"
+    rows.mkdir()
+    for part in range(3):
+        answers, sure = rng.choice(["yes", "no", ""], 400, p=[0.5, 0.45, 0.05]), rng.uniform(0.5, 1, 400).round(3)
+        polars.DataFrame(
+            {"id": [f"i{part}-{k}" for k in range(400)], "text": [f"text {k}" for k in range(400)],
+             "answer": answers, "confidence": sure}
+        ).write_parquet(rows / f"part-{part}.parquet")  # fmt: skip
+    differences = {}
+    expected = done_batch(str(rows), folder / "in memory")
+    for name, session in sessions.items():
+        frame = session.read.parquet(str(rows)).repartition(4)
+        table = SparkTable(frame=frame, name="table items")
+        found = done_batch(table, folder / f"batch of {name}")
+        differences |= {f"{name}: {what}": found[what] for what in expected if found[what] != expected[what]}
+        other = SparkTable(frame=frame.where("id != 'i1-7'"), name="table items")
+        said = told(lambda source=other, name=name: open_batch(folder / f"batch of {name}", source))
+        if not said.startswith("ScoreLogError: table items: there are 1199 rows, and there were 1200"):
+            differences[f"{name}: a row less"] = said
+        said = told(lambda source=table: draw_batch(source, error=0.1, sample=9, columns=BatchColumns()))
+        if "name a column of ids" not in said:
+            differences[f"{name}: no ids"] = said
+    report("batches", differences)
+
+
+def done_batch(source, folder):
+    """Draw, label, certify and finish a batch; return what came of it."""
+    batch = draw_batch(source, error=0.1, sample=200, pilot=60, columns=BatchColumns(id="id"))
+    batch.write(folder)
+    for name in ("sample.csv", "todo.csv"):
+        if name == "todo.csv":
+            batch = open_batch(folder, source)
+            certificate = batch.certify(batch.read_sample(folder)[1])
+            batch.write_certified(folder, certificate)
+        with (folder / name).open(newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        with (folder / name).open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows({**row, "expert": "yes" if int(row["id"].partition("-")[2]) % 3 else "no"} for row in rows)
+    counts = open_batch(folder, source).finish(folder, certificate)
+    files = {name: sorted_rows(folder / name) for name in ("sample.csv", "kept.csv", "todo.csv", "labels.csv")}
+    return {
+        "rule": certificate.rule,
+        "evidence": certificate.evidence,
+        "promise": certificate.promise,
+        **files,
+        **counts,
+    }
+
+
+def sorted_rows(path):
+    """The rows of a file without their numbers, which are those of a place in memory."""
+    with path.open(newline="") as stream:
+        return sorted(tuple(cell for name, cell in row.items() if name != "row") for row in csv.DictReader(stream))
+
+
 def check_real_logs(logs, folder, sessions):
     """Every recorded log, at several budgets, in every way."""
     for path in sorted(logs.glob("*.parquet")) if logs is not None else ():
@@ -273,6 +344,7 @@ def main():
     check_refusals(given.folder, sessions)
     check_faults(given.folder, sessions, everything=bool(given.rounds))
     check_commands(given.folder, classic)
+    check_batches(given.folder, sessions)
     if given.rounds:
         check_spoiled(given.folder, sessions)
     check_hostile(given.rounds, given.folder, sessions)

@@ -30,6 +30,7 @@ from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError
 from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, mixed, read_confidence, sum_of_hashes
 from conformal_arbitrage.scorelog.parts import PartsTable, is_many
+from conformal_arbitrage.scorelog.spark import SparkTable
 from conformal_arbitrage.scorelog.tables import (
     ColumnReader,
     FrameTable,
@@ -481,12 +482,14 @@ class BatchItems:
 
 
 def open_items(source: object) -> ColumnReader:
-    """Open a table of items, or a score log: a file, a folder or a pattern of Parquet files, or a frame.
+    """Open a table of items, or a score log: a file, a folder or a pattern of Parquet files, a frame, or a table of Spark.
 
     Of a score log the Primary is the machine: its first choice among the actions, or in router form its answer, is the
     label, and how sure it was of that the confidence. What tells of either is not among the columns, nor is the Guardian.
     """
-    if not isinstance(source, str | Path):
+    if isinstance(source, SparkTable):
+        table = PartsTable(source.copied(), name=source.source)
+    elif not isinstance(source, str | Path):
         table = FrameTable(source)
     else:
         table = PartsTable(str(source)) if is_many(str(source)) else Table(source)
@@ -554,7 +557,7 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
         labelled=labelled,
         hashes=hashes,
         ids=None if columns.id is None else cells[columns.id],
-        names=names_of(hashes if columns.id is None else cells[columns.id]),
+        names=names_of(hashes) if columns.id is None else cells[columns.id],
         features=features,
         columns={name: log_digest(table.rows, int(column.sum())) for name, column in cells.items()},
         marks=_marks(table, columns, cells) if marked else {},
@@ -824,7 +827,8 @@ def draw_batch(
     promises 1 - r (1 - confidence) over all of them.
 
     Args:
-        source: a table with a machine label and a confidence for each item: a file, a folder of Parquet files, a frame.
+        source: a table with a machine label and a confidence for each item: a file, a folder of Parquet files, a frame, or
+            a `SparkTable`, whose rows need ids.
         error: the largest share of all items that may be kept with a wrong machine label.
         sample: how many items experts label.
         pilot: how many of them train the score by which the others are ordered, and do not certify.
@@ -839,6 +843,11 @@ def draw_batch(
     secret = secret or ProjectSecret.find()
     with open_items(source) as table:
         columns = columns or BatchColumns(id="id" if "id" in table.types else None)
+        if isinstance(source, SparkTable) and columns.id is None:
+            raise OptionError(
+                f"{source.source}: rows of Spark have no order by which they could be told apart; name a column of ids "
+                "(--id-column)"
+            )
         _refuse_pilot(pilot, sample, columns)
         items = read_items(table, columns, pilot=pilot > 0)
     n = len(items.risk)
@@ -1291,7 +1300,9 @@ def _same_draw(terms: BatchTerms, other: BatchTerms) -> bool:
 
 def _place(folder: Path, table: str | None) -> str:
     if table is None:
-        raise OptionError(f"{folder / TERMS}: the items were a frame; pass it again, source=")
+        raise OptionError(
+            f"{folder / TERMS}: the items were a frame or a table of Spark; pass it again, source= (--table, with --engine)"
+        )
     return os.path.normpath(folder / table)
 
 

@@ -52,6 +52,13 @@ _pilot = click.option(
     "--pilot", type=click.IntRange(0), default=0, metavar="P",
     help="So many of the sample train a score, by which the other items are ordered; they do not certify.",
 )  # fmt: skip
+_engine = click.option(
+    "--engine", metavar="NAME", help="For a table of Spark, table:NAME: the Spark that holds it (sc://..., or spark)."
+)
+_table = options.chained(
+    click.option("--table", metavar="FILE", help="The table, if it was moved since the draw, or is one of Spark."),
+    _engine,
+)
 _review = options.chained(
     click.option("--review", "team", metavar="TEAM", help="Put the items into the review queue of this team's gateway."),
     click.option(
@@ -83,10 +90,12 @@ def batch_command() -> None:
 )
 @_pilot
 @_columns
+@_engine
 @options.as_json
 def batch_plan_command(
-    table: str, *, error: str, confidence: str, samples: tuple[int, ...], pilot: int, as_json: bool, **named: str | None
-) -> None:
+    table: str, *, error: str, confidence: str, samples: tuple[int, ...], pilot: int, engine: str | None, as_json: bool,
+    **named: str | None,
+) -> None:  # fmt: skip
     """Show how many labels samples of several sizes may save, by what the machine says of itself.
 
     What a pilot's score gains cannot be foreseen: with --pilot the table shows what it costs.
@@ -94,8 +103,9 @@ def batch_plan_command(
     \b
     arbitrage batch plan answers.csv --error 0.05 --confidence 0.95
     """
-    columns = _columns_named(table, named)
-    plan = plan_batch(table, error=error, confidence=confidence, samples=samples, pilot=pilot, columns=columns)
+    source = options.open_table(table, engine)
+    columns = _columns_named(source, named)
+    plan = plan_batch(source, error=error, confidence=confidence, samples=samples, pilot=pilot, columns=columns)
     if as_json:
         print_json(plan)
     else:
@@ -136,6 +146,7 @@ def _show_plan(plan: BatchPlan) -> None:
     "--show-answers", is_flag=True, help="Show experts the machine's labels in the file, which may sway them."
 )
 @_columns
+@_engine
 @_review
 @options.as_json
 def batch_draw_command(
@@ -147,6 +158,7 @@ def batch_draw_command(
     pilot: int,
     output: str,
     show_answers: bool,
+    engine: str | None,
     team: str | None,
     labels: tuple[str, ...],
     instructions: str,
@@ -163,8 +175,9 @@ def batch_draw_command(
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch --review "support team"
     """
-    columns = _columns_named(table, named)
-    batch = draw_batch(table, error=error, confidence=confidence, sample=sample, pilot=pilot, columns=columns)
+    source = options.open_table(table, engine)
+    columns = _columns_named(source, named)
+    batch = draw_batch(source, error=error, confidence=confidence, sample=sample, pilot=pilot, columns=columns)
     begun = (Path(output) / TERMS).exists()
     batch.write(output, show_answers=show_answers)
     waiting = _ask(batch, output, config, team, labels, instructions, rest=False)
@@ -239,12 +252,12 @@ def _say_draw(batch: DrawnBatch, *, begun: bool) -> None:
 
 @batch_command.command("certify")
 @click.argument("folder")
-@click.option("--table", metavar="FILE", help="The table, if it was moved since the draw.")
+@_table
 @_review
 @options.as_json
 def batch_certify_command(
-    folder: str, *, table: str | None, team: str | None, labels: tuple[str, ...], instructions: str, config: str,
-    as_json: bool,
+    folder: str, *, table: str | None, engine: str | None, team: str | None, labels: tuple[str, ...], instructions: str,
+    config: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Say which machine labels are kept, from experts' labels of the sample; what is left goes to them.
 
@@ -256,7 +269,7 @@ def batch_certify_command(
     arbitrage batch certify batch --review "support team"
     """
     secret = ProjectSecret.find()
-    batch = open_batch(folder, table, secret=secret)
+    batch = open_batch(folder, None if table is None else options.open_table(table, engine), secret=secret)
     _read_verdicts(batch, folder, config)
     filled, wrong = batch.read_sample(folder)
     certificate = batch.certify(wrong).sign(secret)
@@ -293,17 +306,17 @@ def batch_certify_command(
 
 @batch_command.command("finish")
 @click.argument("folder")
-@click.option("--table", metavar="FILE", help="The table, if it was moved since the draw.")
+@_table
 @options.config_file
 @options.as_json
-def batch_finish_command(folder: str, *, table: str | None, config: str, as_json: bool) -> None:
+def batch_finish_command(folder: str, *, table: str | None, engine: str | None, config: str, as_json: bool) -> None:
     """Write the label of every item with who gave it, once experts have labelled what was left to them.
 
     \b
     arbitrage batch finish batch
     """
     secret = ProjectSecret.find()
-    batch = open_batch(folder, table, secret=secret)
+    batch = open_batch(folder, None if table is None else options.open_table(table, engine), secret=secret)
     certificate = Certificate.load(Path(folder) / CERTIFICATE, secret=secret)
     _read_verdicts(batch, folder, config)
     counts = batch.finish(folder, certificate)
@@ -318,7 +331,7 @@ def batch_finish_command(folder: str, *, table: str | None, config: str, as_json
     )
 
 
-def _columns_named(table: str, named: dict[str, str | None]) -> BatchColumns:
+def _columns_named(table: object, named: dict[str, str | None]) -> BatchColumns:
     """Return the columns as they were named, the others as they are called in the table."""
     with open_items(table) as reader:
         called = label_columns(reader)

@@ -574,6 +574,17 @@ def open_log(
     return opened.binarized() if how.get("binarized") else opened
 
 
+def open_table(table: str, engine: str | None) -> str | SparkTable:
+    """Return the table that table:NAME means in the Spark of --engine; another name as it is."""
+    if not table.startswith(_TABLE):
+        if engine is not None:
+            raise click.UsageError(f"--engine is for table:NAME here, a table of Spark; got {table}")
+        return table
+    if engine is None or not is_spark(engine):
+        raise click.UsageError(f"{table}: name the Spark that holds the table: --engine sc://... or spark")
+    return SparkTable.open(engine, table.removeprefix(_TABLE))
+
+
 def read_scores(
     log: str,
     primary: str | None,

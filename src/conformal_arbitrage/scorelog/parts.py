@@ -96,15 +96,21 @@ def find_files(*sources: str) -> list[str]:
 class PartsTable(ColumnReader):
     """Many Parquet files opened for reading as one table, column by column, in the order of their names."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, name: str = "") -> None:
         """Find and open the files.
+
+        Args:
+            source: where they are.
+            name: of the table, for messages, if it is not where they are.
 
         Raises:
             ScoreLogError: there are none, or they cannot be read as one table.
         """
         files = find_files(source)
         super().__init__(
-            source, hint="are all files complete, with the same columns?", connection=partial(open_storage, source)
+            name or source,
+            hint="are all files complete, with the same columns?",
+            connection=partial(open_storage, source),
         )
         names = ", ".join(literal(escaped(path)) for path in files)
         self._run(f"create temp view source as select * from read_parquet([{names}], hive_partitioning=false)")

@@ -310,6 +310,15 @@ def run_batches(task: bytes, batches: Iterable[Any]) -> Iterator[Any]:
     return (result_of(_Counted(work), part) for part in _parts_of(template, batches))
 
 
+def send_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows of a partition as results, on a worker."""
+    import pyarrow
+
+    for rows in _joined(batches):
+        sent = pickle.dumps((rows, None))
+        yield pyarrow.RecordBatch.from_pydict({"result": pyarrow.array([sent], pyarrow.binary())})
+
+
 def _parts_of(template: TableBatch, batches: Iterable[Any]) -> Iterator[TableBatch]:
     from pyspark import TaskContext
 
@@ -370,6 +379,7 @@ class SparkTable:
     id: str = "id"
     binary: bool = False
     _seen: dict[str, int] = field(default_factory=dict[str, int])
+    _copies: list["tempfile.TemporaryDirectory[str]"] = field(default_factory=list["tempfile.TemporaryDirectory[str]"])
 
     @classmethod
     def open(cls, address: str, table: str, *, primary: str = "primary", guardian: str = "guardian") -> "SparkTable":
@@ -389,6 +399,16 @@ class SparkTable:
             frame = session.table(table)
             frame.schema  # noqa: B018 - Connect looks for the table only now
         return cls(frame=frame, name=f"table {table}", primary=primary, guardian=guardian)
+
+    def copied(self) -> str:
+        """Return a folder of Parquet files with all rows and columns, copied once, which lasts as long as this table."""
+        if not self._copies:
+            folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            parquet: Any = import_module("pyarrow.parquet")
+            for number, rows in enumerate(results_of(self.frame.mapInArrow(send_batches, "result binary"))):
+                parquet.write_table(rows, f"{folder.name}/rows-{number:06}.parquet")
+            self._copies.append(folder)
+        return self._copies[0].name
 
     def binarized(self) -> "SparkTable":
         """Return the log with the paper's 0/1 Guardian as its loss column; see `ScoreLog.binarized`."""

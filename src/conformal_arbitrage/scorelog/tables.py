@@ -177,20 +177,9 @@ def _folded(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def all_distinct(keys: Keys) -> bool:
-    """Return whether no two keys are equal.
-
-    Each key is put into the place that its first bits name. Of those that share a place one stays; the others are compared
-    with it, and sorted to be compared with each other.
-    """
-    row = np.arange(len(keys), dtype=np.uint32 if len(keys) < 1 << 32 else np.uint64)
-    bits = (2 * len(keys)).bit_length()
-    place = (keys >> np.uint64(64 - bits)).astype(np.int64)
-    table = np.empty(1 << bits, row.dtype)
-    table[place] = row
-    stayed = table[place]
-    others = np.flatnonzero(stayed != row)
-    ordered = np.sort(keys[others])
-    return not ((keys[stayed[others]] == keys[others]).any() or (ordered[1:] == ordered[:-1]).any())
+    """Return whether no two keys are equal."""
+    ordered = np.sort(keys)
+    return not (ordered[1:] == ordered[:-1]).any()
 
 
 def surely_distinct(keys: Keys) -> bool:
