@@ -262,7 +262,31 @@ def check_batches(folder, sessions):
         said = told(lambda source=table: draw_batch(source, error=0.1, sample=9, columns=BatchColumns()))
         if "name a column of ids" not in said:
             differences[f"{name}: no ids"] = said
+    sessions["classic"].read.parquet(str(rows)).createOrReplaceTempView("items")
+    differences |= by_command(folder / "by command", len(expected["sample.csv"]))
     report("batches", differences)
+
+
+def by_command(folder, drawn):
+    """The same draw and a certificate by the command line, from the catalog of the session of Spark's own settings."""
+    from click.testing import CliRunner
+
+    from conformal_arbitrage.cli import cli
+
+    engine, draw = ["--engine", "spark"], ["--error", "0.1", "--sample", "200", "-o", str(folder)]
+    commands = {
+        "plan": ["plan", "table:items", "--error", "0.1", *engine],
+        "draw": ["draw", "table:items", *draw, *engine],
+        "certify": ["certify", str(folder), "--table", "table:items", *engine],
+        "without": ["certify", str(folder)],
+    }
+    shown = {name: CliRunner().invoke(cli, ["batch", *command]) for name, command in commands.items()}
+    said = {
+        name: result.stderr for name, result in shown.items() if result.exit_code != (2 if name == "without" else 0)
+    }
+    if "--table, with --engine" not in " ".join(shown["without"].stderr.split()):
+        said["without"] = shown["without"].stderr
+    return said if len(sorted_rows(folder / "sample.csv")) == drawn else {**said, "sample": "another size"}
 
 
 def done_batch(source, folder):

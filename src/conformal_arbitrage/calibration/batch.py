@@ -39,6 +39,7 @@ from conformal_arbitrage.scorelog.tables import (
     TextBytes,
     all_distinct,
     quoted,
+    strings,
     write_text,
 )
 from conformal_arbitrage.types import as_object
@@ -94,7 +95,8 @@ def keyed_words(key: bytes, domain: str, names: Words) -> Integers:
     words = np.empty(len(names), np.uint64)
     for start in range(0, len(names), _WORDS_AT_ONCE):  # few enough for the processor's cache
         words[start : start + _WORDS_AT_ONCE] = sip_hashes(halves, names[start : start + _WORDS_AT_ONCE])
-    return (words >> np.uint64(1)).view(np.int64)
+    words >>= np.uint64(1)
+    return words.view(np.int64)
 
 
 def sip_hashes(key: Words, words: Words) -> Words:
@@ -541,19 +543,18 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
                 "(--answer-column, --confidence-column, --id-column, --truth-column)"
             )
     confidence, converted = read_confidence(table, columns.confidence)
-    answers = table.text_bytes(columns.answer)
-    labelled = np.diff(answers.bounds) > 0
+    answers = table.map_texts([columns.answer], lambda texts: (cell_hashes(texts), np.diff(texts.bounds) > 0))
+    labelled = np.concatenate([given for _, given in answers])
     _refuse_unsure(table.source, columns, labelled & ~np.isfinite(confidence))
-    cells = {columns.answer: cell_hashes(answers), columns.confidence: cell_hashes(np.nan_to_num(confidence))}
+    hashed = np.concatenate([hashes for hashes, _ in answers])
+    cells = {columns.answer: hashed, columns.confidence: cell_hashes(np.nan_to_num(confidence, copy=False))}
     if columns.id is not None:
         cells[columns.id] = _id_hashes(table, columns.id)
-    features = _read_features(table, columns, answers, cells) if pilot else None
-    hashes = np.zeros(table.rows, np.uint64)
-    for place, column in enumerate(cells.values()):
-        hashes += column * np.uint64(2 * place + 1)
-    hashes = mixed(hashes)
+    features = _read_features(table, columns, cells) if pilot else None
+    hashes, risk = _row_hashes(list(cells.values())), 1 - confidence
+    risk[~labelled] = np.inf
     return BatchItems(
-        risk=np.where(labelled, 1 - confidence, np.inf),
+        risk=risk,
         labelled=labelled,
         hashes=hashes,
         ids=None if columns.id is None else cells[columns.id],
@@ -563,6 +564,18 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
         marks=_marks(table, columns, cells) if marked else {},
         converted=converted,
     )
+
+
+def _row_hashes(columns: Sequence[Words]) -> Words:
+    """Return the hash of each row from those of its cells."""
+    hashes = np.empty(len(columns[0]), np.uint64)
+    for start in range(0, len(hashes), _WORDS_AT_ONCE):  # few enough for the processor's cache
+        block = slice(start, start + _WORDS_AT_ONCE)
+        sums = columns[0][block].copy()
+        for place, column in enumerate(columns[1:], 1):
+            sums += column[block] * np.uint64(2 * place + 1)
+        hashes[block] = mixed(sums)
+    return hashes
 
 
 def names_of(hashes: Words) -> Words:
@@ -587,16 +600,19 @@ def _refuse_unsure(source: str, columns: BatchColumns, bad: Bools) -> None:
         )
 
 
+def _text_hashes(table: ColumnReader, names: Sequence[str]) -> Words:
+    """Return the hashes of columns as one text per row."""
+    return np.concatenate(table.map_texts(names, cell_hashes))
+
+
 def _id_hashes(table: ColumnReader, name: str) -> Words:
     """Return the hashes of ids; refuse an empty one, and two that are the same."""
-    ids = table.text_bytes(name)
-    hashes = cell_hashes(ids)
-    if ids.has_empty():
-        row = int((np.diff(ids.bounds) == 0).argmax())
-        raise ScoreLogError(f"{table.source}: row {row + 1} has no id in '{name}'; give every row one")
-    if not all_distinct(hashes):
+    hashes = _text_hashes(table, [name])
+    if not all_distinct(hashes) or (hashes == cell_hashes(TextBytes.of(strings([""])))).any():
         seen: dict[str, int] = {}
-        for row, id in enumerate(ids.strings().tolist()):
+        for row, id in enumerate(table.texts(name).tolist()):
+            if not id:
+                raise ScoreLogError(f"{table.source}: row {row + 1} has no id in '{name}'; give every row one")
             first = seen.setdefault(id, row)
             if first != row:
                 raise ScoreLogError(
@@ -618,7 +634,7 @@ def _marks(table: ColumnReader, columns: BatchColumns, cells: dict[str, Words]) 
     rest = [name for name in table.types if name not in spoken_for]
     kinds = {"id": cells[columns.id]} if columns.id is not None else {}
     if rest:
-        kinds["content"] = cell_hashes(table.row_texts(rest))
+        kinds["content"] = _text_hashes(table, rest)
     marks = {kind: smallest for kind, hashes in kinds.items() if (smallest := _smallest(hashes))}
     if not marks:
         whole = cells[columns.answer] * np.uint64(3) + cells[columns.confidence]
@@ -672,15 +688,14 @@ class ItemFeatures:
         )
 
 
-def _read_features(
-    table: ColumnReader, columns: BatchColumns, answers: TextBytes, cells: dict[str, Words]
-) -> ItemFeatures:
+def _read_features(table: ColumnReader, columns: BatchColumns, cells: dict[str, Words]) -> ItemFeatures:
     """Read what a score is learned from; what is read becomes part of what the rows are recognised by."""
     texts = {name: table.text_bytes(name) for name in (columns.group, columns.text) if name is not None}
     for name, column in texts.items():
         cells[name] = cell_hashes(column)
     _, first, which = np.unique(cells[columns.answer], return_index=True, return_inverse=True)
-    places = np.array([answer_place(answers[row : row + 1].strings()[0]) for row in first.tolist()], dtype=np.int64)
+    answers = table.some_rows(first, [columns.answer])
+    places = np.array([answer_place(answer or "") for (answer,) in answers], dtype=np.int64)
     return ItemFeatures(
         answer=places[which],
         group=None if columns.group is None else texts[columns.group].strings(),

@@ -288,6 +288,13 @@ def text_bytes(source: ArrowStream, rows: int) -> TextBytes:
     return TextBytes(data.array(), _bounds_of(sizes.array()))
 
 
+def _text_pieces(source: ArrowStream) -> Iterator[TextBytes]:
+    """Yield the only column of a stream, texts, some rows at a time; each lasts until the next is asked for."""
+    for column in _chunks(source, [_TEXTS]):
+        bounds = _bounds(column, 0, int(column.length))
+        yield TextBytes(_buffer(column, 2, np.uint8, int(bounds[-1])), bounds)
+
+
 def text_lists(source: ArrowStream, rows: int) -> tuple[TextBytes, Integers]:
     """Return the only column of a stream, lists of texts: all texts, and each length (-1 for null). See `number_lists`."""
     data, sizes, lengths = _Growing(np.uint8, rows), _Growing(np.int64, rows), _Growing(np.int64, rows)
@@ -553,10 +560,11 @@ class ColumnReader:
         nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
         return f"to_json({column})::varchar" if nested else f"{column}::varchar"
 
-    def row_texts(self, names: Sequence[str]) -> TextBytes:
-        """Return several columns as one text per row."""
+    def map_texts(self, names: Sequence[str], work: Callable[[TextBytes], _Result]) -> list[_Result]:
+        """Return what a function makes of columns as one text per row, of some rows at a time: only these are in memory."""
         cells = ", ".join(f"coalesce({self._as_text(name)}, '')" for name in names)
-        return self._read(text_bytes, f"select concat_ws(chr(31), {cells}) as v from source")
+        sql = f"select concat_ws(chr(31), {cells}) as v from source"
+        return self._read(lambda stream, _: [work(texts) for texts in _text_pieces(stream)], sql)
 
     def distinct_texts(self, name: str, most: int) -> list[str]:
         """Return the different entries of a column as text, sorted, without null; one more than `most` if there are more."""
