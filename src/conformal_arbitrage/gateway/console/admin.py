@@ -4,21 +4,18 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
 from conformal_arbitrage.calibration.certificate import package_version
 from conformal_arbitrage.errors import RequestError, StoreError
-from conformal_arbitrage.gateway.api import LONGEST_REASON, WebhookTests
+from conformal_arbitrage.gateway.api import LONGEST_REASON
 from conformal_arbitrage.gateway.audience import Views
 from conformal_arbitrage.gateway.auth import new_key
 from conformal_arbitrage.gateway.console.render import Pages, Visit, redirect
-from conformal_arbitrage.gateway.jobs import Background
-from conformal_arbitrage.gateway.review_queue import ReviewQueue
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.webhook import WebhookAttempt
-from conformal_arbitrage.models.wrappers import Breaker
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import outbox, reviews
 from conformal_arbitrage.store import policies as stored_policies
@@ -26,8 +23,10 @@ from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.outbox import DeliveryBacklog
 from conformal_arbitrage.store.record import new_id
 from conformal_arbitrage.store.schema import MIGRATIONS
-from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.gateway import Gateway
 
 # --- The page of API keys ---
 
@@ -149,35 +148,16 @@ def _expiry(days: str) -> float | None:
 
 
 class HealthPage:
-    """GET /console/health.
+    """GET /console/health."""
 
-    Args:
-        pages: makes the page.
-        store: whose health it is.
-        config: the whole configuration.
-        queue: the teams.
-        webhooks: tries webhooks.
-        background: the jobs.
-        breakers: of the models.
-    """
-
-    def __init__(
-        self,
-        pages: Pages,
-        store: Store,
-        config: Config,
-        queue: ReviewQueue,
-        webhooks: WebhookTests,
-        background: Background,
-        breakers: Sequence[Breaker],
-    ) -> None:
+    def __init__(self, gateway: "Gateway", pages: Pages) -> None:
         self._pages = pages
-        self._store = store
-        self._config = config
-        self._queue = queue
-        self._webhooks = webhooks
-        self._background = background
-        self._breakers = breakers
+        self._store = gateway.store
+        self._config = gateway.config
+        self._queue = gateway.queue
+        self._webhooks = gateway.webhook_tests
+        self._background = gateway.background
+        self._breakers = gateway.breakers
         self._started = time.time()
 
     async def health(self, visit: Visit) -> Response:

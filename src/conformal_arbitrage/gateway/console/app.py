@@ -14,7 +14,7 @@ from starlette.types import Scope as ASGIScope
 from conformal_arbitrage.errors import ArbitrageError, RequestError, StoreError
 from conformal_arbitrage.gateway.console.admin import HealthPage, KeysPage
 from conformal_arbitrage.gateway.console.decisions import DecisionPage, DecisionsPage
-from conformal_arbitrage.gateway.console.policy import Frontiers, OverviewPage, PolicyPage
+from conformal_arbitrage.gateway.console.policy import OverviewPage, PolicyPage
 from conformal_arbitrage.gateway.console.render import (
     HEADERS,
     Pages,
@@ -26,7 +26,7 @@ from conformal_arbitrage.gateway.console.render import (
     sentence,
 )
 from conformal_arbitrage.gateway.console.review import ReviewPage
-from conformal_arbitrage.gateway.http import POLLED, AccessLog, Exchange, Refresher, error_reply
+from conformal_arbitrage.gateway.http import POLLED, Exchange, error_reply
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.session import Store
 
@@ -42,18 +42,12 @@ ConsoleHandler = Callable[[Visit], Awaitable[Response]]
 def console_routes(gateway: "Gateway") -> list[Route]:
     """Return the routes of the console of a gateway."""
     config, store, views = gateway.config, gateway.store, gateway.views
-    policies, queue = gateway.policies, gateway.queue
     pages = Pages()
     sign_ins = SignIns(store, gateway.authenticator, gateway.secret, config.gateway.public_url)
-    signing = SignInPages(pages, sign_ins)
-    overview = OverviewPage(
-        pages, store, views, policies, gateway.watcher, queue, alpha=config.alpha, clock=gateway.clock
-    )
-    frontiers = Frontiers(store, config, gateway.secret, gateway.clock)
-    policy = PolicyPage(pages, store, views, policies, gateway.renewer, overview, frontiers, gateway.clock)
-    review, keys = ReviewPage(pages, store, queue, policies), KeysPage(pages, views, config)
+    signing, overview, health = SignInPages(pages, sign_ins), OverviewPage(gateway, pages), HealthPage(gateway, pages)
+    policy = PolicyPage(gateway, pages, overview)
+    review, keys = ReviewPage(pages, store, gateway.queue, gateway.policies), KeysPage(pages, views, config)
     decisions, decision = DecisionsPage(pages, views, config.policies), DecisionPage(pages, views)
-    health = HealthPage(pages, store, config, queue, gateway.webhook_tests, gateway.background, gateway.breakers)
     served: list[tuple[str, str, Opened, ConsoleHandler]] = [
         ("GET", "/console", "any", overview.overview),
         ("GET", "/console/decisions", "review", decisions.decisions),
@@ -87,7 +81,7 @@ def console_routes(gateway: "Gateway") -> list[Route]:
     for method, path, scope, handler in served:
         by_path.setdefault(path, {})[method] = scope, handler
     return [
-        Route(path, ConsoleEndpoint(path, handlers, pages, sign_ins, gateway.refresher, gateway.access, health))
+        Route(path, ConsoleEndpoint(gateway, path, handlers, pages, sign_ins, health))
         for path, handlers in by_path.items()
     ]
 
@@ -96,31 +90,29 @@ class ConsoleEndpoint:
     """One path of the console, for those who may open it.
 
     Args:
+        gateway: whose console it is.
         path: as metrics name it.
         handlers: by method, whose key opens the page, and what makes it.
         pages: makes the pages about errors.
         sign_ins: who is signed in.
-        refresher: brings keys and policies up to date first.
-        access: counts and logs requests.
         health: what is shown at /console/health if the store is away.
     """
 
     def __init__(
         self,
+        gateway: "Gateway",
         path: str,
         handlers: Mapping[str, tuple[Opened, ConsoleHandler]],
         pages: Pages,
         sign_ins: SignIns,
-        refresher: Refresher,
-        access: AccessLog,
         health: HealthPage,
     ) -> None:
         self._path = path
         self._handlers = handlers
         self._pages = pages
         self._sign_ins = sign_ins
-        self._refresher = refresher
-        self._access = access
+        self._refresher = gateway.refresher
+        self._access = gateway.access
         self._health = health
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:

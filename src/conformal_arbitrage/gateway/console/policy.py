@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from conformal_arbitrage.collecting.renewal import (
 )
 from conformal_arbitrage.errors import ArbitrageError, CertificateError, OptionError, RequestError, StoreError
 from conformal_arbitrage.gateway.api import LONGEST_REASON
-from conformal_arbitrage.gateway.audience import Caller, Views
+from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.console.charts import LossCourse, frontier_chart, loss_chart
 from conformal_arbitrage.gateway.console.render import (
     Pages,
@@ -48,11 +48,8 @@ from conformal_arbitrage.gateway.console.report import (
     saved,
     summed,
 )
-from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, identities_of_pair
-from conformal_arbitrage.gateway.renewer import Renewer
-from conformal_arbitrage.gateway.review_queue import ReviewQueue
+from conformal_arbitrage.gateway.policies import LivePolicy, identities_of_pair
 from conformal_arbitrage.gateway.watcher import Watcher
-from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.live.service import ServedFigure, voided
 from conformal_arbitrage.monitoring.lines import Lines
 from conformal_arbitrage.monitoring.monitor import LedgerCourse, Standing
@@ -66,6 +63,9 @@ from conformal_arbitrage.store.record import JSONObject
 from conformal_arbitrage.store.reviews import TeamBacklog
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
+
+if TYPE_CHECKING:
+    from conformal_arbitrage.gateway.gateway import Gateway
 
 # --- Where a policy stands, in words for people ---
 
@@ -259,40 +259,18 @@ class PolicyCard:
 
 
 class OverviewPage:
-    """GET /console.
+    """GET /console."""
 
-    Args:
-        pages: makes the page.
-        store: the record.
-        views: of it.
-        policies: those in force.
-        watcher: where they stand.
-        queue: the teams behind them.
-        alpha: the budget of policies without a certificate.
-        clock: the time, in seconds since 1970.
-    """
-
-    def __init__(
-        self,
-        pages: Pages,
-        store: Store,
-        views: Views,
-        policies: PolicyTable,
-        watcher: Watcher,
-        queue: ReviewQueue,
-        *,
-        alpha: float,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, gateway: "Gateway", pages: Pages) -> None:
         self._pages = pages
-        self._store = store
-        self._views = views
-        self._policies = policies
-        self._watcher = watcher
-        self._queue = queue
-        self._alpha = alpha
-        self._clock = clock
-        self._courses = Courses(store)
+        self._store = gateway.store
+        self._views = gateway.views
+        self._policies = gateway.policies
+        self._watcher = gateway.watcher
+        self._queue = gateway.queue
+        self._alpha = gateway.config.alpha
+        self._clock = gateway.clock
+        self._courses = Courses(gateway.store)
         self._drawn: dict[str, tuple[LossCourse, DrawnCourse]] = {}
 
     async def overview(self, visit: Visit) -> Response:
@@ -422,11 +400,11 @@ class ShownFrontier:
 class Frontiers:
     """The frontiers of policies; each is kept for a minute, since many rows are read for it."""
 
-    def __init__(self, store: Store, config: Config, secret: bytes, clock: Callable[[], float]) -> None:
-        self._store = store
-        self._config = config
-        self._clock = clock
-        self._looking = LookingPart((secret,))
+    def __init__(self, gateway: "Gateway") -> None:
+        self._store = gateway.store
+        self._config = gateway.config
+        self._clock = gateway.clock
+        self._looking = LookingPart((gateway.secret,))
         self._kept: dict[str, tuple[tuple[str, int], float, LookedFrontier | str]] = {}
         self._computing = asyncio.Lock()
 
@@ -543,25 +521,15 @@ class ShownVersion:
 class PolicyPage:
     """The routes under /console/policies/{name}."""
 
-    def __init__(
-        self,
-        pages: Pages,
-        store: Store,
-        views: Views,
-        policies: PolicyTable,
-        renewer: Renewer,
-        overview: OverviewPage,
-        frontiers: Frontiers,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, gateway: "Gateway", pages: Pages, overview: OverviewPage) -> None:
         self._pages = pages
-        self._store = store
-        self._views = views
-        self._policies = policies
-        self._renewer = renewer
+        self._store = gateway.store
+        self._views = gateway.views
+        self._policies = gateway.policies
+        self._renewer = gateway.renewer
         self._overview = overview
-        self._frontiers = frontiers
-        self._clock = clock
+        self._frontiers = Frontiers(gateway)
+        self._clock = gateway.clock
 
     async def policy(self, visit: Visit) -> Response:
         """GET: everything about a policy."""
