@@ -3,8 +3,9 @@
 import asyncio
 import random
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,31 @@ from conformal_arbitrage.models.port import (
     until,
 )
 from conformal_arbitrage.types import COST_DIGITS, Chunk, Spent
+
+# --- Around ---
+
+
+_ReplyReader = Callable[[Reply], Reply]
+
+
+class Around(Wrapper, ABC):
+    """Base of wrappers that do the same around a call whether or not it streams."""
+
+    @abstractmethod
+    def around(self, call: Call) -> AbstractAsyncContextManager[_ReplyReader]:
+        """Surround a call, and give what takes its reply and returns the one to pass on."""
+
+    async def call(self, call: Call) -> Reply:
+        """Make the call."""
+        async with self.around(call) as read:
+            return read(await self.port.call(call))
+
+    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
+        """Make the call and yield its chunks, then its reply."""
+        async with self.around(call) as read, aclosing(self.port.stream(call)) as items:
+            async for item in items:
+                yield read(item) if isinstance(item, Reply) else item
+
 
 # --- Price, ListPrice, Priced ---
 
@@ -91,7 +117,7 @@ class ListPrice:
         return float(calc_price(usage, self.model, provider_api_url=self.url).total_price)
 
 
-class Priced(Wrapper):
+class Priced(Around):
     """Add the cost to the tokens of every attempt.
 
     Args:
@@ -103,24 +129,11 @@ class Priced(Wrapper):
         super().__init__(port)
         self._pricing = pricing
 
-    async def call(self, call: Call) -> Reply:
-        """Return the port's reply with its cost."""
+    @asynccontextmanager
+    async def around(self, call: Call) -> AsyncGenerator[_ReplyReader]:
+        """Add the cost, of failed calls too."""
         try:
-            reply = await self.port.call(call)
-        except UpstreamError as error:
-            error.spent = self._priced(spent_of(error))
-            raise
-        return Reply(document=reply.document, spent=self._priced(reply.spent))
-
-    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
-        """Yield the port's stream; its reply comes with its cost."""
-        try:
-            async with aclosing(self.port.stream(call)) as items:
-                async for item in items:
-                    if isinstance(item, Reply):
-                        yield Reply(document=item.document, spent=self._priced(item.spent))
-                    else:
-                        yield item
+            yield lambda reply: Reply(document=reply.document, spent=self._priced(reply.spent))
         except UpstreamError as error:
             error.spent = self._priced(spent_of(error))
             raise
@@ -156,7 +169,7 @@ def dollars(cost: float | None) -> str:
 # --- Breaker ---
 
 
-class Breaker(Wrapper):
+class Breaker(Around):
     """Fail calls immediately for a while after consecutive failures.
 
     Args:
@@ -182,29 +195,19 @@ class Breaker(Wrapper):
         self._failed = self._most
         self._until = asyncio.get_running_loop().time() + self._rest
 
-    async def call(self, call: Call) -> Reply:
-        """Return the port's reply, unless the breaker is open."""
+    @asynccontextmanager
+    async def around(self, call: Call) -> AsyncGenerator[_ReplyReader]:
+        """Refuse the call while the breaker is open, and count failures."""
         self._begin()
         try:
-            reply = await self.port.call(call)
+            yield self._close
         except UpstreamError as error:
             self._count(error)
             raise
+
+    def _close(self, reply: Reply) -> Reply:
         self._failed = 0
         return reply
-
-    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
-        """Yield the port's stream, unless the breaker is open."""
-        self._begin()
-        try:
-            async with aclosing(self.port.stream(call)) as items:
-                async for item in items:
-                    if isinstance(item, Reply):
-                        self._failed = 0
-                    yield item
-        except UpstreamError as error:
-            self._count(error)
-            raise
 
     def _begin(self) -> None:
         if self._failed < self._most:
@@ -290,7 +293,7 @@ class SpendingLimit:
         self._changed.set()
 
 
-class Capped(Wrapper):
+class Capped(Around):
     """Refuse calls that could take the bill past a limit.
 
     The largest possible cost of a call has one input token for each byte of the request, and all the output tokens that
@@ -302,30 +305,19 @@ class Capped(Wrapper):
         self._pricing = pricing
         self._limit = limit
 
-    async def call(self, call: Call) -> Reply:
-        """Return the port's reply, paid from the limit."""
+    @asynccontextmanager
+    async def around(self, call: Call) -> AsyncGenerator[_ReplyReader]:
+        """Pay the call from the limit; one whose cost stays unknown, or a stream that is abandoned, counts in full."""
         reservation = await self._limit.reserve(self._worst(call))
         cost: float | None = None
-        try:
-            reply = await self.port.call(call)
-            cost = reply.spent.cost
-        except UpstreamError as error:
-            cost = spent_of(error).cost
-            raise
-        finally:
-            self._limit.settle(reservation, cost)
-        return reply
 
-    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
-        """Yield the port's stream, paid from the limit; one that is abandoned counts in full."""
-        reservation = await self._limit.reserve(self._worst(call))
-        cost: float | None = None
+        def read(reply: Reply) -> Reply:
+            nonlocal cost
+            cost = reply.spent.cost
+            return reply
+
         try:
-            async with aclosing(self.port.stream(call)) as items:
-                async for item in items:
-                    if isinstance(item, Reply):
-                        cost = item.spent.cost
-                    yield item
+            yield read
         except UpstreamError as error:
             cost = spent_of(error).cost
             raise
@@ -595,30 +587,23 @@ def _less(limit: int | None, share: float) -> int | None:
     return None if limit is None else max(1, int(limit * (1 - share)))
 
 
-class Limit(Wrapper):
+class Limit(Around):
     """Wait for a rate limit before each call."""
 
     def __init__(self, port: Port, rate_limit: RateLimit) -> None:
         super().__init__(port)
         self._rate_limit = rate_limit
 
-    async def call(self, call: Call) -> Reply:
-        """Return the port's reply, once the limit allows the call."""
+    @asynccontextmanager
+    async def around(self, call: Call) -> AsyncGenerator[_ReplyReader]:
+        """Hold a slot until the call, or the stream, ends."""
         async with self._rate_limit.slots:
             await self._rate_limit.start()
-            reply = await self.port.call(call)
+            yield self._counted
+
+    def _counted(self, reply: Reply) -> Reply:
         self._rate_limit.count_tokens(reply.spent)
         return reply
-
-    async def stream(self, call: Call) -> AsyncGenerator[Chunk | Reply]:
-        """Yield the port's stream, once the limit allows the call; the slot is held until it ends."""
-        async with self._rate_limit.slots:
-            await self._rate_limit.start()
-            async with aclosing(self.port.stream(call)) as items:
-                async for item in items:
-                    if isinstance(item, Reply):
-                        self._rate_limit.count_tokens(item.spent)
-                    yield item
 
 
 # --- Retry ---
