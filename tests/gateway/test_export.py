@@ -200,3 +200,34 @@ def test_the_command_writes_a_folder_that_calibrates(house):
             assert "no decisions" in command(*export, "--all", "-o", output, *bounds, code=2).stderr
     shown = command(*export, "--all", "-o", f"{gateway.folder}/y/", "--since", "2001-01-01")
     assert "30 rows in 1 files, 0 without a Guardian score" in shown.stdout
+
+
+@pytest.mark.parametrize("field", ["arbitrage.session", "user"])
+def test_a_log_of_shadow_mode_has_one_turn_of_each_session_and_never_its_name(house, field):
+    gateway = shadowing(house, policy={} if field != "user" else {"session": "user"})
+    for number in range(12):
+        name = f"conversation {number % 3}"
+        named = {"user": name} if field == "user" else {"arbitrage": {"session": name, "actions": ["a", "b", "c"]}}
+        body = {"model": "support", "messages": [{"role": "user", "content": f"letter {number}"}], **named}
+        body.setdefault("arbitrage", {"actions": ["a", "b", "c"]})
+        assert gateway.post("/v1/chat/completions", body).status_code == 200
+    recorded = gateway.records()
+    names = {record.decision.named for record in recorded}
+    assert len(names) == 3
+    assert not any("conversation" in str(name) for name in names)
+    assert len(ScoreLog.read(exported(gateway, "--score-log"))) == 3
+    folder = f"{gateway.folder / 'log'}/"
+    command(
+        "records",
+        "export",
+        "--policy",
+        "support",
+        "--score-log",
+        "-o",
+        folder,
+        "--rows-per-file",
+        2,
+        "--config",
+        gateway.path,
+    )
+    assert len(ScoreParts.read(folder).gather("a test")) == 3

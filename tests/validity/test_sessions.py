@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError, ScoreLog, assess, calibrate, verify
-from conformal_arbitrage.collecting.records import SessionTurn, session_log
+from conformal_arbitrage.collecting import records
+from conformal_arbitrage.collecting.records import SessionTurn, rows_log, session_log
+from conformal_arbitrage.store.events import CalibrationRow
 from tests.validity.simulation import keeps
 
 ALPHA, SESSIONS, TIMES, FRESH = 0.1, 40, 800, 200
@@ -137,3 +139,54 @@ def test_a_session_log_survives_a_file(tmp_path):
     for name in ("log.parquet", "log.jsonl"):
         log.write(tmp_path / name)
         assert "session" in calibrate(ScoreLog.read(tmp_path / name), 0.2).kinds
+
+
+# --- Turns that are decided one by one, in shadow or safe mode or under audit, and that resemble each other ---
+
+
+def conversations(rng, count):
+    """Return confidence, loss and session of every turn: a conversation is hard or easy as a whole."""
+    name = np.repeat(np.arange(count), rng.integers(5, 11, count))
+    confidence = np.round(rng.random(count), 6)
+    loss = (rng.random(count) < 0.9 * (1 - confidence)).astype(float)
+    return confidence[name], loss[name], name
+
+
+def renewed_loss(times=1000, count=20):
+    """Return the loss per turn of new conversations under certificates from stored rows, and its standard error."""
+    rng, means = np.random.default_rng(29), []
+    like = calibrate(ScoreLog.from_arrays([[0.9, 0.1]] * 40, [[1.0, 0.0]] * 40), ALPHA)
+    for run in range(times):
+        rows = [
+            CalibrationRow(
+                id=f"{run}-{k}", size=2, primary=(sure, 0.0), guardian=(1 - lost, lost), named=f"{run}-{name}"
+            )
+            for k, (sure, lost, name) in enumerate(zip(*conversations(rng, count), strict=True))
+        ]
+        threshold = calibrate(rows_log(rows, like, None, source="the stored rows"), ALPHA).relaxation
+        confidence, loss, _ = conversations(rng, 200)
+        alone = np.zeros(len(loss)) if threshold is None else confidence > threshold
+        means.append(float((alone * loss).mean()))
+    return float(np.mean(means)), float(np.std(means, ddof=1) / times**0.5)
+
+
+def test_one_turn_of_each_named_session_keeps_the_quota():
+    measured = renewed_loss()
+    assert keeps(ALPHA, measured), measured
+    assert measured[0] > ALPHA - 0.04  # and does not waste it
+
+
+def test_all_turns_of_named_sessions_are_caught(monkeypatch):
+    monkeypatch.setattr(records, "one_of_each_session", list)
+    measured = renewed_loss()
+    assert not keeps(ALPHA, measured), measured
+
+
+def test_the_turn_that_stays_is_drawn_by_its_id_and_not_by_its_place():
+    rows = [CalibrationRow(id=f"{s}-{k}", size=2, named=f"s{s}") for s in range(900) for k in range(3)]
+    rows.append(CalibrationRow(id="alone", size=2))
+    kept = records.one_of_each_session(rows)
+    assert kept == [row for row in rows if row in records.one_of_each_session(rows[::-1])]
+    assert [row.named for row in kept] == [*(f"s{s}" for s in range(900)), None]
+    places = np.bincount([int(row.id.rpartition("-")[2]) for row in kept[:-1]])
+    assert places.min() > 240

@@ -12,6 +12,7 @@ import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.options import NET
+from conformal_arbitrage.calibration.secret import draw
 from conformal_arbitrage.collecting.collect import call_costs, cascade_log, menu_columns
 from conformal_arbitrage.errors import OutputError, StoreError
 from conformal_arbitrage.live.graders import SEVERAL
@@ -111,6 +112,39 @@ def session_log(
     return replace(log, extra={**log.extra, SESSION_TURNS: strings([str(len(turns)) for turns in over.values()])})
 
 
+# --- One row of each session that requests name ---
+#
+# Turns of a session resemble each other, and calibration takes its rows for independent. Which turn stays is drawn by a
+# keyed hash of its id, so that neither scores nor outcomes choose it.
+
+
+@dataclass(slots=True)
+class Thinning:
+    """The turn of each session that stays: the one whose id draws the smallest number; without a session every row does."""
+
+    turns: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
+
+    def add(self, named: str | None, id: str) -> bool:
+        """Take a turn into account; return whether it adds to the rows that stay."""
+        if named is None:
+            return True
+        turn, before = (draw(named.encode(), id), id), self.turns.get(named)
+        self.turns[named] = turn if before is None else min(before, turn)
+        return before is None
+
+    def keeps(self, named: str | None, id: str) -> bool:
+        """Return whether a turn stays."""
+        return named is None or self.turns.get(named, (0.0, id))[1] == id
+
+
+def one_of_each_session(rows: Sequence[CalibrationRow]) -> list[CalibrationRow]:
+    """Return rows without further ones of the same session."""
+    thinning = Thinning()
+    for row in rows:
+        thinning.add(row.named, row.id)
+    return [row for row in rows if thinning.keeps(row.named, row.id)]
+
+
 # --- Calibration rows of the store as a score log, and the rows of a log for the store ---
 
 
@@ -127,7 +161,7 @@ def rows_log(
     source: str,
     groups: Collection[str] | None = None,
 ) -> ScoreLog:
-    """Return rows as a log of the kind that a certificate was made from.
+    """Return rows, one of each session, as a log of the kind that a certificate was made from.
 
     Args:
         rows: in order.
@@ -139,7 +173,7 @@ def rows_log(
     Raises:
         StoreError: no row is of such a group.
     """
-    rows = rows if groups is None else [row for row in rows if row.group in groups]
+    rows = one_of_each_session(rows if groups is None else [row for row in rows if row.group in groups])
     if not rows:
         raise StoreError(f"{source}: none of the rows is of a group that a certificate has; calibrate by hand")
     log, grader = _stored_router_log(rows, certificate) if certificate.evidence.router else (_stored_menu_log(rows), {})
@@ -152,6 +186,7 @@ def rows_log(
 
 def uncertified_log(rows: Sequence[CalibrationRow]) -> ScoreLog:
     """Return rows as a log where there is no certificate yet, of the form of the first row, graded as it was."""
+    rows = one_of_each_session(rows)
     source = "the stored rows"
     if rows[0].form == "text":
         return replace(_stored_router_log([row for row in rows if row.form == "text"], None)[0], source=source)
@@ -337,9 +372,11 @@ class RecordFacts:
         settings_known: whether every request was kept in full.
         grouped: whether a request named a group.
         sessions: whether a decision belongs to a session.
+        thinning: which turns stay of sessions that requests named; None to keep all.
     """
 
     rows: int = 0
+    thinning: Thinning | None = field(default_factory=Thinning)
     forms: set[str | None] = field(default_factory=set[str | None])
     models: set[str | None] = field(default_factory=set[str | None])
     graders: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
@@ -352,7 +389,7 @@ class RecordFacts:
         """Take further rows into account."""
         for record in records:
             decision = record.decision
-            self.rows += 1
+            self.rows += self.thinning is None or self.thinning.add(decision.named, record.id)
             self.forms.add(decision.form)
             self.models.add(decision.identities_sha256)
             self.grouped |= bool(decision.group)
@@ -362,6 +399,11 @@ class RecordFacts:
             self.settings_known &= isinstance(request, Mapping)
             if isinstance(request, Mapping):
                 self.requests.add(request)
+
+    def thinned(self, records: Sequence[DecisionRecord]) -> list[DecisionRecord]:
+        """Return those of the rows that stay."""
+        kept = self.thinning
+        return [record for record in records if kept is None or kept.keeps(record.decision.named, record.id)]
 
     def _add_grader(self, record: DecisionRecord) -> None:
         feedback = first_graded(record)
@@ -400,7 +442,7 @@ async def score_log_of(
     session_idle: float = 3600.0,
     window: TimeWindow = ALWAYS,
 ) -> ScoreLog:
-    """Return the decisions of a policy as a score log, oldest first; one row per session if it decides by session.
+    """Return the decisions of a policy as a score log, oldest first; one row per session.
 
     Args:
         store: the decision record.
@@ -421,8 +463,9 @@ async def score_log_of(
             "two; export all of them"
         )
     records = decisions if everything else _audited_sessions(decisions) if by_session else fit_only(decisions, policy)
-    facts = RecordFacts()
+    facts = RecordFacts(thinning=None if everything else Thinning())
     facts.add(records)
+    records = facts.thinned(records)
     refuse_unlike_rows(facts, policy, everything=everything)
     if by_session:
         return _by_session(records, facts.identities(identities), session_idle, everything=everything)
@@ -584,6 +627,9 @@ async def cascade_log_of(
         for record in await decisions_of(store, policy)
         if record.decision.mode == "shadow" and not record.decision.overridden
     ]
+    facts = RecordFacts()
+    facts.add(records)
+    records = facts.thinned(records)
     if not records:
         raise StoreError(
             f"policy {policy!r} has no rows of shadow mode on record, and only in shadow mode are all models of a cascade "
@@ -717,17 +763,17 @@ async def write_record_parts(
         OutputError: the folder is not empty, or cannot be written.
     """
     window = replace(window, until=time.time() if window.until is None else window.until)
-    facts = RecordFacts()
+    facts = RecordFacts(thinning=None if everything else Thinning())
     async for page in decision_pages(store, policy, window):
         facts.add(_chosen(page, everything=everything))
     refuse_unlike_rows(facts, policy, everything=everything)
     writer = _PartWriter(Path(folder), facts, rows_per_file, facts.identities(identities), everything=everything)
-    again, complete = RecordFacts(), False
+    again, complete = RecordFacts(thinning=None if everything else Thinning()), False
     try:
         async for page in decision_pages(store, policy, window):
             records = _chosen(page, everything=everything)
             again.add(records)
-            writer.take(records)
+            writer.take(facts.thinned(records))
         complete = again == facts
     finally:
         if not complete:

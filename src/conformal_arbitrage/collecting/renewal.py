@@ -24,7 +24,7 @@ from conformal_arbitrage.calibration.schedule import (
 )
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, subkey
 from conformal_arbitrage.calibration.verify import options_of
-from conformal_arbitrage.collecting.records import is_known, log_rows, rows_log, uncertified_log
+from conformal_arbitrage.collecting.records import is_known, log_rows, one_of_each_session, rows_log, uncertified_log
 from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
@@ -133,7 +133,8 @@ def looked_frontier(
     """
     everything, end = list(rows), id_at(settled)
     _refuse(everything, certificate)
-    counted = [row for row in everything if is_known(row) or row.id <= end]
+    due = [row for row in everything if is_known(row) or row.id <= end]
+    counted = one_of_each_session(due)
     if len(counted) < FEWEST_LOOKED_AT:
         return None
     if certificate is None:
@@ -151,7 +152,7 @@ def looked_frontier(
     ]
     return LookedFrontier(
         rows=len(counted),
-        pending=len(everything) - len(counted),
+        pending=len(everything) - len(due),
         missing=sum(not is_known(row) for row in counted),
         points=tuple(points),
         confidence=None if certificate is None else certificate.confidence,

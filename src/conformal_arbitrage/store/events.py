@@ -433,6 +433,7 @@ class CalibrationRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         grader: who gave them, if a grader of this package did.
         label: index of the right action, the first that was given.
         session: id of the session's first decision, under a policy that decides by session.
+        named: keyed digest of the session that the request named, under any other.
         group: as the request named it, or as the log has it; None if it has none.
     """
 
@@ -445,6 +446,7 @@ class CalibrationRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
     grader: JSONObject | None = None
     label: int | None = None
     session: str | None = None
+    named: str | None = None
     group: str | None = None
 
 
@@ -473,6 +475,7 @@ def calibration_row(record: DecisionRecord, callers: Collection[str] = ()) -> Ca
         grader=None if graded is None else graded.grader,
         label=next(labels, None),
         session=decision.session,
+        named=decision.named,
         group=decision.group,
     )
 
