@@ -142,6 +142,17 @@ def test_labelling_goes_on_where_it_stopped():
     assert again.get(first["id"], first["expert"]) == first["expert"]
 
 
+def test_a_batch_of_which_nothing_is_left_is_certified_again():
+    rows = table_of()
+    for row in rows:
+        row["truth"] = row["answer"]
+    drawn(without_truth(rows))
+    label("batch/sample.csv", rows)
+    assert certify().rule == certify().rule
+    assert Path("batch/todo.csv").read_text() == "row,id,text,expert\n"
+    assert open_batch("batch").finish("batch", certify())["expert"] == 100
+
+
 def test_verdicts_may_say_right_or_wrong():
     rows = table_of()
     drawn(without_truth(rows))

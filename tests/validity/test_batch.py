@@ -9,6 +9,7 @@ import pytest
 from conformal_arbitrage.calibration import batch
 from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels
 from conformal_arbitrage.core.bounds import hypergeometric_limit
+from tests.conftest import SHARED
 
 ITEMS, SAMPLE, ERROR, LEVEL, DRAWS = 2000, 300, 0.05, 0.05, 20_000
 ALLOWED = 100
@@ -72,6 +73,26 @@ def test_experts_who_are_lenient_with_the_sample_break_the_promise():
     pile, draws = piles()["all errors most confident"], 300
     assert failed_share(*pile, draws=draws) <= LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / draws)
     assert failed_share(*pile, draws=draws, lenient=0.5) > LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / draws)
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(not SHARED.exists(), reason="the tables of the published peer are not here")
+@pytest.mark.parametrize(("table", "sample", "least"), [("pac-stance", 500, 0.302), ("pac-imagenet", 5000, 0.609)])
+def test_published_tables_save_more_labels_than_their_authors_and_keep_the_error(table, sample, least):
+    """At error and level 0.05, over 300 draws: how many of all items are kept, and how often too many of these are wrong."""
+    with batch.open_items(SHARED / f"{table}.parquet") as opened:
+        items = batch.read_items(opened, batch.BatchColumns(id="id", truth="truth"))
+        wrong = 1 - opened.scalars("right")
+    rng, n, kept, failed, draws = np.random.default_rng(8), len(wrong), 0, 0, 300
+    for number in range(draws):
+        rows, key = rng.permutation(n)[:sample], number.to_bytes(8)
+        draw = BatchDraw(items=n, rows=rows, error=0.05, level=LEVEL, confidence=1 - LEVEL, key=key)
+        labels = BatchLabels(risk=items.risk, labelled=items.labelled, draw=draw, wrong=wrong[rows], names=items.names)
+        chosen = labels.kept(batch.certify_labels(labels).rule)
+        kept += chosen.sum() / n / draws
+        failed += wrong[chosen].sum() > 0.05 * n
+    assert kept >= least
+    assert failed / draws <= LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / draws)
 
 
 # --- A pilot ---
