@@ -650,3 +650,28 @@ def test_names_are_values_whatever_they_hold(store):
         assert await store.run(pages.under_review, [*odd, "plain"]) == {*odd, "plain"}
 
     asyncio.run(story())
+
+
+def test_items_of_a_batch_are_put_once_withdrawn_and_put_again(store):
+    async def story():
+        items = [item(f"batch-{k}", "label", identities_sha256="batch", due=float(k)) for k in range(3)]
+        other = item("other-0", "label", identities_sha256="other", due=9.0)
+        for _ in range(2):
+            await store.run(reviews.put_labelling, [*items, other])
+        await vote(store, "ann", 2)
+        done = await due(store)
+        assert done.decision == "batch-0"
+        verdict = ReviewOutcome(state="closed", action=2, size=3)
+        assert await store.run(reviews.end, done, "closed", outcome=verdict)
+        await store.run(reviews.put_labelling, [], withdrawn=["batch-0", "batch-1", "other-1"])
+        known = await store.run(reviews.labelling, "batch")
+        assert {id: outcome.state for id, outcome in known.items()} == {
+            "batch-0": "closed", "batch-1": "withdrawn", "batch-2": "open"
+        }  # fmt: skip
+        assert known["batch-0"] == verdict
+        await store.run(reviews.put_labelling, items)
+        again = await store.run(reviews.labelling, "batch")
+        assert (again["batch-0"], again["batch-1"].state) == (verdict, "open")
+        assert await integrity.verify(store) == []
+
+    asyncio.run(story())
