@@ -378,7 +378,7 @@ def _named(places: Integers, names: tuple[str, ...]) -> list[str]:
     return [texts[place] for place in places.tolist()]  # -1 is the last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class LearnedScore:
     """A learned score, ready to decide.
 
@@ -402,7 +402,7 @@ class LearnedScore:
 
     def __post_init__(self) -> None:
         """Note which features there are, since every query asks."""
-        object.__setattr__(self, "_features", self.rows.features)
+        self._features = self.rows.features
 
     def rules(self) -> list[LearnedRule]:
         """Return the fitted rules, without the answer and, if it is known, with it; they are built once."""
