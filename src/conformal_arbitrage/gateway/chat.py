@@ -579,13 +579,17 @@ class ReplyShape(Protocol):
         """Return the reply to a request that does not stream."""
         ...
 
-    def streamed(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
-        """Return the whole reply to a request that streams, for a decision that is made already."""
+    def live(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None = None) -> LiveEvents:
+        """Return what renders an answer while it is being written, or a choice from a menu as if it were."""
         ...
 
-    def live(self, policy: LivePolicy, outcome: Outcome) -> LiveEvents:
-        """Return what renders an answer while it is being written."""
-        ...
+
+def streamed_reply(shape: ReplyShape, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+    """Return the whole reply to a request that streams, for a decision that is made already."""
+    message, _ = message_of_decision(outcome.decision, menu)
+    events = shape.live(policy, outcome, menu)
+    body = events.first(outcome, deltas_of(message)) + events.last(outcome)[1]
+    return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
 
 
 class ChatShape(Struct, frozen=True):
@@ -597,16 +601,9 @@ class ChatShape(Struct, frozen=True):
         """See `ReplyShape`."""
         return json_reply(completion(policy, outcome, menu), reply_headers(policy, outcome))
 
-    def streamed(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
+    def live(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None = None) -> LiveEvents:
         """See `ReplyShape`."""
-        chunks = Chunks(policy, outcome, include_usage=self.include_usage, menu=menu)
-        message, _ = message_of_decision(outcome.decision, menu)
-        body = chunks.first(outcome, deltas_of(message)) + chunks.last(outcome)[1]
-        return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
-
-    def live(self, policy: LivePolicy, outcome: Outcome) -> LiveEvents:
-        """See `ReplyShape`."""
-        return Chunks(policy, outcome, include_usage=self.include_usage)
+        return Chunks(policy, outcome, include_usage=self.include_usage, menu=menu)
 
 
 def json_reply(document: Mapping[str, Any], headers: Mapping[str, str]) -> SavedResponse:
@@ -789,7 +786,7 @@ class Chunks:
         menu: what was chosen from, if anything.
     """
 
-    def __init__(self, policy: LivePolicy, outcome: Outcome, *, include_usage: bool, menu: Menu | None = None) -> None:
+    def __init__(self, policy: LivePolicy, outcome: Outcome, *, include_usage: bool, menu: Menu | None) -> None:
         self._policy = policy
         self._menu = menu
         self._include_usage = include_usage

@@ -38,6 +38,7 @@ from conformal_arbitrage.gateway.chat import (
     read_completion,
     read_decisions,
     reply_headers,
+    streamed_reply,
 )
 from conformal_arbitrage.gateway.decider import Decider, Outcome, still_unanswered
 from conformal_arbitrage.gateway.http import DECISION_ID, Incoming, caller_left, error_document
@@ -534,7 +535,7 @@ class DecisionRoutes:
             questions = [Query(chat.messages, menu.actions, id=new_id(), group=group)]
         else:
             questions = [ChatRequest(chat.body, id=new_id(), group=group if settings.sticky is None else None)]
-        whole = shape.streamed if chat.stream else shape.whole
+        whole = partial(streamed_reply, shape) if chat.stream else shape.whole
         name = chat.body.get("user") if settings.session == "user" else chat.session
         return ParsedRequest(
             route=route,

@@ -10,13 +10,11 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.chat import (
-    EVENT_STREAM,
     CompletionRequest,
     Menu,
     arbitrage_object,
     checked_completion,
     decoded,
-    deltas_of,
     input_output_usage,
     item_message,
     json_reply,
@@ -223,16 +221,9 @@ class ResponseShape(Struct, frozen=True):
         items = [_item(outcome, *part) for part in _parts(message)]
         return json_reply(self.document(policy, outcome, menu, items, finish), reply_headers(policy, outcome))
 
-    def streamed(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> SavedResponse:
-        """Return the whole reply to a request that streams, for a decision that is made already."""
-        message, _ = message_of_decision(outcome.decision, menu)
-        events = ResponseEvents(self, policy, outcome, menu)
-        body = events.first(outcome, deltas_of(message)) + events.last(outcome)[1]
-        return SavedResponse(status=200, headers={**reply_headers(policy, outcome), **EVENT_STREAM}, body=body)
-
-    def live(self, policy: LivePolicy, outcome: Outcome) -> "ResponseEvents":
-        """Return what renders an answer while it is being written."""
-        return ResponseEvents(self, policy, outcome, None)
+    def live(self, policy: LivePolicy, outcome: Outcome, menu: Menu | None = None) -> "ResponseEvents":
+        """Return what renders an answer while it is being written, or a choice from a menu as if it were."""
+        return ResponseEvents(self, policy, outcome, menu)
 
     def document(
         self,
