@@ -2,13 +2,12 @@ import os
 import shutil
 import signal
 import threading
-from contextlib import ExitStack, contextmanager
-from itertools import count
+from contextlib import contextmanager
 
 import pytest
 
 from tests.console.filled import Filled
-from tests.gateway.house import UNSURE, House, votes
+from tests.gateway.house import UNSURE, houses, votes
 from tests.gateway.people import PeopleHouse
 
 LONGEST = 600.0
@@ -18,14 +17,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 @pytest.fixture
 def house(tmp_path):
     """Start gateways, each in a folder of its own; all are stopped in the end."""
-    numbers = count()
-    with ExitStack() as started:
-
-        def start(kind=House, **options):
-            folder = tmp_path / str(next(numbers))
-            folder.mkdir()
-            return started.enter_context(kind(folder, **options))
-
+    with houses(tmp_path) as start:
         yield start
 
 

@@ -6,7 +6,8 @@ import json
 import math
 import threading
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from itertools import count
 
 import openai
 import requests
@@ -68,6 +69,20 @@ def toml(value):
 
 def section(name, values):
     return "\n".join([f"[{name}]", *(f"{key} = {toml(value)}" for key, value in values.items()), ""])
+
+
+@contextmanager
+def houses(folder):
+    """A function that starts gateways, each in a folder of its own; all are stopped in the end."""
+    numbers = count()
+    with ExitStack() as started:
+
+        def start(kind=House, **options):
+            place = folder / str(next(numbers))
+            place.mkdir()
+            return started.enter_context(kind(place, **options))
+
+        yield start
 
 
 class House:

@@ -51,13 +51,6 @@ class CascadeHouse(House):
         super().__init__(folder, form=form, primary=reply, **sections)
         self.alpha, self.chain, self.loss = alpha, chain, loss
 
-    def configure(self):
-        self._write({})
-        if self.certified:
-            self.certificate().save(self.folder / "rule.json")
-            self._write({"certificate": "rule.json"})
-        self.config = read_config(self.path)
-
     def _write(self, first):
         fields = {"cascade": True, "mode": "shadow", **({"mode": "enforce"} if first else {}), **first}
         fields |= self.sections["policies.support"]
