@@ -150,9 +150,9 @@ def calibration(log: Any, alpha: str, **options: Any) -> Bits:
 
 
 def keyed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a calibration with the key, if they draw."""
-    drawing = options.get("boundary") == "random" or "confidence" in options
-    return {**options, "key": _key()} if drawing else dict(options)
+    """Return options of a calibration with the boundary "include" if they name none, and with the key if they draw."""
+    named = {"boundary": "include", **options}
+    return {**named, "key": _key()} if named["boundary"] == "random" or "confidence" in named else named
 
 
 def _key() -> bytes:
@@ -355,7 +355,7 @@ def by_command(log: Path, folder: Path, *options: str) -> Bits:
     certificate, rest = folder / "certificate.json", folder / "rest.parquet"
     bits: Bits = {}
     for name, choices in {
-        "include": (), "random": ("--boundary", "random"), "net": ("--loss", "net"), "auto": ("--score", "auto"),
+        "include": ("--boundary", "include"), "random": (), "net": ("--loss", "net"), "auto": ("--score", "auto"),
         "groups": ("--by", "group"), "betting": ("--confidence", "0.9"), "binarized": ("--binarize",),
         "dial": ("--dial", "--confidence", "0.9"),
     }.items():  # fmt: skip
@@ -399,7 +399,7 @@ def research(log: Path, *options: str) -> Bits:
     costs = ("--primary-cost", 1, "--guardian-cost", 20)
     bits: Bits = {"inspect": rounded(without(command("inspect", log, *options, "--json"), *_WORDS))}
     for name, choices in {
-        "include": (), "random": ("--boundary", "random"), "net": ("--loss", "net"), "auto": ("--score", "auto"),
+        "include": ("--boundary", "include"), "random": (), "net": ("--loss", "net"), "auto": ("--score", "auto"),
         "candidates": ("--guardian-sees", "candidates", "--probability", 0.3), "betting": ("--confidence", "0.9"),
     }.items():  # fmt: skip
         document = command(*evaluate, *costs, *choices, "--json")
@@ -413,7 +413,7 @@ def research(log: Path, *options: str) -> Bits:
     for name, choices in {
         "shift": ("--shift", 2), "none": ("--shift", 1), "alpha-line": ("--shift", 2, "--alarm-line", "alpha"),
         "seed": ("--shift", 2, "--seed", 7), "confident": ("--shift", 2, "--confidence", "0.9"),
-        "random": ("--shift", 1.5, "--boundary", "random"),
+        "random": ("--shift", 1.5),
     }.items():  # fmt: skip
         document = command("simulate", log, *options, "--alpha", 0.1, "--decisions", 20000, *choices, "--json")
         keep = ("lines", "moments", "delay", "outcomes")

@@ -203,7 +203,9 @@ def prepare(folder: Path, url: str) -> Bits:
         questions, log = folder / f"{policy}.jsonl", folder / f"{policy}.parquet"
         questions.write_text("\n".join(map(json.dumps, rows)) + "\n")
         command("collect", questions, "-o", log, "--policy", policy, *options)
-        certificate = command("calibrate", log, "--fixed-before", "-o", folder / f"{policy}.json", "--json")
+        certificate = command(
+            "calibrate", log, "--boundary", "include", "--fixed-before", "-o", folder / f"{policy}.json", "--json"
+        )
         with duckdb.connect(config={"threads": 1}) as connection:
             scores = connection.execute(f"select id, \"primary\", guardian from '{log}' order by id").fetchall()
         bits[policy] = {"scores": digest(repr(scores).encode()), **thresholds(certificate)}
@@ -431,7 +433,7 @@ def transcript(folder: Path) -> Bits:
                 bits["console" + path.replace(record, "ID")] = figures(visitor.page("/console" + path))
         bits["monitor command"] = plain(command("monitor", "planets", "--json"))
         command("records", "export", "--policy", "planets", "--score-log", "-o", folder / "exported.parquet")
-        again = command("calibrate", folder / "exported.parquet", "--fixed-before", "--json")
+        again = command("calibrate", folder / "exported.parquet", "--boundary", "include", "--fixed-before", "--json")
         bits["exported"] = thresholds(again)
         bits["verified"] = command("records", "verify", "--json").get("ok")
     return bits

@@ -132,7 +132,7 @@ def coarse(n: int) -> list[Row]:
     """A random boundary against one that includes everything, on two-decimal scores; and reading the file with its ids."""
     primary, guardian = (np.round(one, 2) for one in scores(n))
     log = ScoreLog.from_arrays(primary, guardian, id=[f"query-{k}" for k in range(n)])
-    include = processor(lambda: calibrate(log, 0.1), 3)
+    include = processor(lambda: calibrate(log, 0.1, boundary="include"), 3)
     drawn = processor(lambda: calibrate(log, 0.1, boundary="random", key=bytes(16)), 3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.parquet"

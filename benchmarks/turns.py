@@ -48,10 +48,10 @@ _CALIBRATION = """\
 small, large = log(20), log(int(sys.argv[2]))
 key = b"a key of thirty-two bytes or so."
 print(json.dumps({
-    "20 rows": median(lambda: ca.calibrate(small, "0.2"), 300),
+    "20 rows": median(lambda: ca.calibrate(small, "0.2", boundary="include"), 300),
     "20 rows, random boundary": median(lambda: ca.calibrate(small, "0.2", boundary="random", key=key), 300),
-    "20 rows, confidence": median(lambda: ca.calibrate(small, "0.5", confidence="0.9", key=key), 150),
-    f"{len(large):,} rows": median(lambda: ca.calibrate(large, "0.05"), 3),
+    "20 rows, confidence": median(lambda: ca.calibrate(small, "0.5", confidence="0.9", boundary="include", key=key), 150),
+    f"{len(large):,} rows": median(lambda: ca.calibrate(large, "0.05", boundary="include"), 3),
     f"{len(large):,} rows, candidates": median(lambda: ca.calibrate(large, "0.05", guardian_sees="candidates"), 3),
 }))
 """

@@ -192,7 +192,7 @@ def test_text_representations_are_short(science):
     certificate = calibrate(science, 0.05, guardian_sees="all")
     assert repr(certificate) == (
         "Certificate(status='ok', relaxation=0.457141, alpha=0.05, n=2369, loss='guardian_regret', guardian_sees='all', "
-        "boundary='include')"
+        "boundary='random')"
     )
     frontier = evaluate(science, [0.05, 0.1], calibration_size=500, trials=2)
     assert repr(frontier) == "Frontier(alphas=[0.05, 0.1], trials=2, calibration_size=500, n=2369)"

@@ -186,7 +186,7 @@ def test_a_saved_certificate_loads_unchanged(tmp_path, science):
 
 def test_decisions_of_a_certificate_that_nobody_vouches_for_have_no_guarantee(tmp_path, science, monkeypatch):
     path = tmp_path / "certificate.json"
-    calibrate(science, 0.05).save(path)
+    calibrate(science, 0.05, boundary="include").save(path)
     sound, document = Certificate.load(path), json.loads(path.read_text())
     assert sound.decide([0.9, 0.1, 0.0]).no_guarantee is None
     assert "has 9 actions; those of the certificate's log have" in sound.decide([0.9] + 8 * [0.1]).no_guarantee
@@ -254,7 +254,7 @@ def test_a_random_boundary_spends_the_budget_that_coarse_scores_leave_unused():
     primary = np.round(rng.random((n, 2)) * 4) / 4
     guardian = np.eye(2)[rng.integers(0, 2, n)]
     log = ScoreLog.from_arrays(primary, guardian, id=range(n))
-    plain, spent = calibrate(log, 0.1), calibrate(log, 0.1, boundary="random", key=b"fixed")
+    plain, spent = calibrate(log, 0.1, boundary="include"), calibrate(log, 0.1, key=b"fixed")
     assert plain.evidence.slack > 0.02
     assert 0 <= spent.evidence.slack < 0.001
     assert spent.apply(log).deferred.mean() < plain.apply(log).deferred.mean() - 0.04
@@ -339,7 +339,7 @@ def test_identities_bind_a_certificate():
 )
 def test_an_inconsistent_certificate_is_rejected(tmp_path, science, change, message):
     path = tmp_path / "certificate.json"
-    path.write_text(json.dumps(edited(calibrate(science, 0.05).to_dict(), change)))
+    path.write_text(json.dumps(edited(calibrate(science, 0.05, boundary="include").to_dict(), change)))
     with pytest.raises(CertificateError, match=message):
         Certificate.load(path)
 
@@ -360,7 +360,7 @@ def test_a_malformed_or_missing_certificate_is_rejected(tmp_path):
         ({"guardian_sees": "some"}, "guardian_sees"),
         ({"boundary": "exclude"}, "boundary"),
         ({"missing_guardian": "drop"}, "missing_guardian"),
-        ({"key": b"k"}, 'boundary="random" or a confidence only'),
+        ({"boundary": "include", "key": b"k"}, 'boundary="random" or a confidence only'),
         ({"boundary": "random", "grid": 0.01}, "grid"),
         ({"boundary": "random", "key": b""}, "key must be bytes"),
         ({"loss_bound": 0}, "loss_bound"),

@@ -320,7 +320,6 @@ def test_without_a_loss_everything_but_ties_is_kept():
         ({"by": "group"}, "groups and learned do not go together"),
         ({"score": "margin", "features": Features()}, 'features= are what a score is learned from; give score="auto"'),
         ({"score": "best"}, "score must be one of 'margin', 'auto', 'learned'"),
-        ({"key": None}, "needs a key"),
     ],
 )
 def test_what_has_no_proof_is_refused(options, why):
@@ -500,7 +499,6 @@ def test_a_trial_decides_as_a_certificate_does():
     from conformal_arbitrage.core.trials import draw_splits
 
     rng = np.random.default_rng(5)
-    rng.bytes(32)  # a key, if none is given
     splits = draw_splits(400, calibration_size=200, test_size=None, trials=3, rng=rng)
     shares = [learned(log.select(a), 0.1).apply(log.select(b)).deferred.mean() for a, b in splits]
     assert frontier.of("conformal")[0].values("deferred").tolist() == pytest.approx(shares, abs=1e-12)

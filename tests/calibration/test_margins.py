@@ -82,7 +82,7 @@ def calibrate_at(certificate, relaxation, u):
 
 
 def test_changed_quantiles_are_noticed(tmp_path):
-    kept = calibrate(score_log(), 0.1, margins=True).sign(SECRET)
+    kept = calibrate(score_log(), 0.1, margins=True, boundary="include").sign(SECRET)
     document = kept.to_dict()
     with pytest.raises(CertificateError, match=r"margin_quantiles .* contradicts the rest"):
         Certificate.from_dict(edited(document, {"margin_quantiles": "0.1 0.2"}))

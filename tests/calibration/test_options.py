@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from conformal_arbitrage import (
     CertificateError,
     CostOptions,
     OptionError,
+    ProjectSecret,
     ScoreLog,
     ScoreLogError,
     calibrate,
@@ -67,15 +70,37 @@ def test_unknown_keywords_are_rejected_as_in_any_python_function(science):
         inspect(science, colour="red")
 
 
-def test_a_random_boundary_without_a_key_cannot_be_computed(science):
+def test_ids_settle_the_boundary_and_a_key_is_found_where_draws_are_made(science):
+    def settled(log=science, **options):
+        chosen = CalibrationOptions(**options).settled(log, lambda: b"found")
+        return chosen.boundary, chosen.key
+
+    without = replace(science, id=None)
+    assert settled() == ("random", b"found")
+    assert settled(key=b"own") == ("random", b"own")
+    assert settled(without) == settled(boundary="include") == settled(grid=0.01) == ("include", None)
+    assert settled(without, boundary="random") == settled(without, loss="net") == ("random", b"found")
+    assert settled(without, confidence=0.9) == ("include", b"found")
+    assert settled(without, confidence=0.9, zero_one=True) == ("include", None)
+    assert settled(without.binarized(), confidence=0.9) == ("include", None)
+
+
+def test_calibrate_finds_the_projects_secret_where_it_draws_and_makes_none_elsewhere(science, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.delenv("ARBITRAGE_SECRET", raising=False)
+    calibrate(science, 0.05, boundary="include")
+    inspect(science)
+    evaluate(science, [0.05], calibration_size=200, trials=1)
+    assert ProjectSecret.search() is None
+    certificate = calibrate(science, 0.05)
+    assert certificate.key == ProjectSecret.find().boundary_key
+    assert calibrate(science, 0.05).boundary_u == certificate.boundary_u
+
+
+def test_a_random_boundary_that_is_not_settled_has_no_draws(science):
     with pytest.raises(OptionError, match="needs a key"):
         CalibrationOptions(boundary="random").curve(science)
-
-
-def test_a_key_is_added_only_where_it_is_missing():
-    assert CalibrationOptions().with_key(b"k").key is None
-    assert CalibrationOptions(boundary="random").with_key(b"k").key == b"k"
-    assert CalibrationOptions(boundary="random", key=b"own").with_key(b"k").key == b"own"
 
 
 def test_a_users_loss_cannot_have_the_name_of_the_built_in_one():

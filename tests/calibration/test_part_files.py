@@ -298,7 +298,7 @@ def test_decisions_of_a_longer_log_are_not_left_beside_those_of_a_shorter_one(fo
 def test_a_certificate_whose_signature_was_taken_off_is_named_where_a_project_signs(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ARBITRAGE_SECRET", raising=False)
-    calibrate(ScoreParts.read(folder), "0.05").sign(ProjectSecret.create(".")).save("c.json")
+    calibrate(ScoreParts.read(folder), "0.05", boundary="include").sign(ProjectSecret.create(".")).save("c.json")
 
     def show():
         return CliRunner().invoke(cli, ["certificate", "show", "c.json"])

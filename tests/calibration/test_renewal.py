@@ -108,7 +108,7 @@ def test_tightening_keeps_rows_budget_and_log_and_raises_the_relaxation():
     tight = tightened(root, harder, 1.0, begun)
     assert tight.relaxation == harder.relaxation > root.relaxation
     assert tight.evidence == root.evidence
-    assert tight.ancestry.calibrated == CalibratedThreshold(relaxation=root.relaxation, boundary_u=None)
+    assert tight.ancestry.calibrated == CalibratedThreshold(relaxation=root.relaxation, boundary_u=root.boundary_u)
     assert "what is promised for the smaller one holds for the larger one" in tight.guarantee
     assert Certificate.from_dict(tight.to_dict()) == tight
     assert verify(tight, log).ok

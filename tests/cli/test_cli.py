@@ -115,7 +115,7 @@ def test_the_frontier_keeps_whole_figures_at_any_width(run, monkeypatch, width):
     [row] = [line for line in shown.splitlines() if line.strip().startswith("conformal, alpha 0.05")]
     figures = json.loads(run("evaluate", "log.parquet", *PAIR, *sweep, "--json").stdout)
     conformal = next(p for p in figures["points"] if p["policy"] == "conformal")
-    assert f"{conformal['loss']['mean']:.3f}" in row
+    assert any(f"{conformal['loss']['mean']:.{digits}f}" in row for digits in (3, 4))  # one more beside a spread
 
 
 def test_the_net_loss_takes_the_random_boundary_that_it_needs(run, monkeypatch):
@@ -164,8 +164,8 @@ def test_another_calibration_of_the_same_rows_says_that_they_were_looked_at(run,
     assert looked_at("--alpha", "0.05") is None
     assert looked_at("--alpha", "0.05") is None  # the same again chooses nothing
     assert "looked at 2 times before (calibrate), and this is calibration 2 of it" in looked_at("--alpha", "0.1")
-    drawn = ("--alpha", "0.05", "--boundary", "random")
-    assert "looked at 3 times before (calibrate), and this is calibration 3 of it" in looked_at(*drawn)
+    included = ("--alpha", "0.05", "--boundary", "include")
+    assert "looked at 3 times before (calibrate), and this is calibration 3 of it" in looked_at(*included)
     looks_path().unlink()
     dial = ("--confidence", "0.9", "--dial")
     assert looked_at("--alpha", "0.05", *dial) is None
@@ -304,7 +304,7 @@ def test_apply_warns_of_menus_outside_the_range_of_the_log(run):
 
 
 def test_verify_exits_1_and_names_the_differences(run):
-    run("calibrate", "log.parquet", "--alpha", "0.05", *PAIR, "-o", "c.json")
+    run("calibrate", "log.parquet", "--alpha", "0.05", "--boundary", "include", *PAIR, "-o", "c.json")
     document = json.loads(Path("c.json").read_text())
     document["rule"]["relaxation"] = 0.3
     Path("c.json").write_text(json.dumps(document))

@@ -52,7 +52,7 @@ class World:
         """A log, and the certificate made from it, signed."""
         primary, guardian = self.scores(n)
         log = ScoreLog.from_arrays(primary, guardian, id=[f"c{k}" for k in range(n)], identities=IDENTITIES)
-        return log, calibrate(log, ALPHA, **options).sign(SECRET)
+        return log, calibrate(log, ALPHA, **{"boundary": "include", **options}).sign(SECRET)
 
     def scores(self, n):
         margin = np.round(self.rng.random(n), 3)
@@ -345,7 +345,7 @@ def test_groups_are_renewed_each_on_its_own_rows(world):
         log = with_tenants(
             ScoreLog.from_arrays(primary, guardian, id=[f"c{k}" for k in range(N)], identities=IDENTITIES), names
         )
-        root = calibrate(log, ALPHA, by="tenant", group_source="metadata.tenant").sign(SECRET)
+        root = calibrate(log, ALPHA, by="tenant", boundary="include", group_source="metadata.tenant").sign(SECRET)
         await world.install(root)
         live = ["a", "b", "made up", None] * (N // 4)
         own = [k for k, name in enumerate(live) if name in root.groups]
@@ -359,7 +359,7 @@ def test_groups_are_renewed_each_on_its_own_rows(world):
         again = with_tenants(
             ScoreLog.from_arrays(scores[own], verdicts[own], identities=IDENTITIES), [live[k] for k in own]
         )
-        expected = calibrate(again, ALPHA, by="tenant")
+        expected = calibrate(again, ALPHA, by="tenant", boundary="include")
         assert {n: g.relaxation for n, g in certificate.groups.items()} == {
             n: g.relaxation for n, g in expected.groups.items()
         }
@@ -377,7 +377,7 @@ def test_rows_of_groups_that_nobody_certified_renew_nothing(world):
     async def body(world):
         primary, guardian = world.scores(N)
         log = ScoreLog.from_arrays(primary, guardian, group=["a"] * N, identities=IDENTITIES)
-        await world.install(calibrate(log, ALPHA, by="group").sign(SECRET))
+        await world.install(calibrate(log, ALPHA, by="group", boundary="include").sign(SECRET))
         await world.arrive(N, groups=[f"made up {k}" for k in range(N)])
         with pytest.raises(StoreError, match="none of the rows is of a group that a certificate has"):
             await world.renew()
@@ -393,7 +393,7 @@ def test_the_log_of_groups_joins_the_first_renewal(world, tmp_path):
             primary, guardian, id=[f"c{k}" for k in range(N)], group=names, identities=IDENTITIES
         )
         log.write(path)
-        await world.install(calibrate(log, ALPHA, by="group").sign(SECRET))
+        await world.install(calibrate(log, ALPHA, by="group", boundary="include").sign(SECRET))
         assert await import_log(world.store, POLICY, path) is None
         await world.arrive(N, groups=["b", "b"] * (N // 2))
         next, version = await world.renew()
@@ -432,7 +432,7 @@ def test_in_free_text_both_answers_are_graded_by_the_certificates_grader_or_the_
             identities={**IDENTITIES, "grader": EXACT},
         )
         log.write(tmp_path / "log.parquet")
-        root = calibrate(log, 0.2).sign(SECRET)
+        root = calibrate(log, 0.2, boundary="include").sign(SECRET)
         await world.install(root)
         assert await import_log(world.store, POLICY, tmp_path / "log.parquet") is None
         await asyncio.sleep(0.01)
@@ -465,7 +465,7 @@ def test_a_binarized_certificate_is_renewed_by_labels(world, tmp_path):
         label = guardian.argmax(axis=1)
         log = ScoreLog.from_arrays(primary, guardian, id=range(N), label=label, identities=IDENTITIES)
         log.write(tmp_path / "log.parquet")
-        await world.install(calibrate(log.binarized(), ALPHA).sign(SECRET))
+        await world.install(calibrate(log.binarized(), ALPHA, boundary="include").sign(SECRET))
         assert await import_log(world.store, POLICY, tmp_path / "log.parquet") is None
         await asyncio.sleep(0.01)
         live = world.scores(N)

@@ -31,13 +31,12 @@ def random_log(n=240, seed=0, *, ragged=True, decimals=2):
 def slow(log, alphas, sizes, trials, seed, *, prices, sees, **options):
     """Run the same trials one row at a time, with a certificate each."""
     rng = np.random.default_rng(seed)
-    key = {"key": rng.bytes(32), "boundary": "random"} if options.pop("boundary", "include") == "random" else {}
     figures = ("loss", "deferred", "candidates", "cost", "correct", "harm")
     results = {alpha: {name: [] for name in (*figures, "relaxation")} for alpha in alphas}
     splits = draw_splits(len(log), calibration_size=sizes[0], test_size=sizes[1], trials=trials, rng=rng)
     for calibration, test in splits:
         for alpha in alphas:
-            certificate = calibrate(log.select(calibration), alpha, guardian_sees=sees, **key, **options)
+            certificate = calibrate(log.select(calibration), alpha, guardian_sees=sees, **options)
             per_row = [slow_row(log.row(int(k)), log, int(k), certificate, prices) for k in test]
             for name, values in zip(figures, zip(*per_row, strict=True), strict=True):
                 results[alpha][name].append(np.mean(values))
@@ -72,8 +71,8 @@ PRICES = np.array([[0.1, 0.4], [2.0, 8.0]])
         {},
         {"guardian_sees": "candidates"},
         {"guardian_sees": "all-restricted-loss"},
-        {"boundary": "random"},
-        {"boundary": "random", "guardian_sees": "candidates"},
+        {"boundary": "include"},
+        {"boundary": "include", "guardian_sees": "candidates"},
         {"guardian_sees": "candidates", "grid": 0.05},
     ],
     ids=str,
@@ -81,6 +80,7 @@ PRICES = np.array([[0.1, 0.4], [2.0, 8.0]])
 @pytest.mark.parametrize("ragged", [True, False])
 def test_vectorized_trials_equal_trials_one_row_at_a_time(options, ragged):
     log, alphas = random_log(ragged=ragged), [0.005, 0.05, 0.12, 0.3]
+    options = options if "boundary" in options else {"key": b"a key", **options}
     fast = evaluate(
         log, alphas, calibration_size=150, test_size=60, trials=4, seed=3,
         primary_price=tuple(PRICES[0]), guardian_price=tuple(PRICES[1]), **options,
@@ -100,7 +100,7 @@ def test_vectorized_trials_equal_trials_one_row_at_a_time(options, ragged):
 def test_baselines_are_the_single_models_and_their_mixtures():
     log = random_log()
     frontier = evaluate(
-        log, [0.1], calibration_size=100, trials=3, probabilities=[0.25], primary_cost=1, guardian_cost=20
+        log, [0.1], calibration_size=100, trials=3, probabilities=[0.25], primary_cost=1, guardian_cost=20, key=b"a key"
     )
     (primary,), (guardian,), (routing,) = frontier.of("primary"), frontier.of("guardian"), frontier.of("random")
     splits = list(draw_splits(240, calibration_size=100, test_size=None, trials=3, rng=np.random.default_rng(0)))

@@ -11,6 +11,7 @@ from conformal_arbitrage import (
     Certificate,
     InfeasibleError,
     OptionError,
+    ProjectSecret,
     ScoreLog,
     ScoreLogError,
     calibrate,
@@ -49,8 +50,7 @@ def test_the_certificate_is_that_of_calibrate_on_the_other_part():
     tuning, certify = split(log, share=0.3, seed=3)
     assert advice.certificate.evidence.log_sha256 == certify.sha256() != tuning.sha256()
     assert verify(advice.certificate, certify).ok
-    key = KEY if advice.chosen.boundary == "random" else None
-    same = calibrate(certify, "0.1", score=advice.chosen.score, boundary=advice.chosen.boundary, key=key)
+    same = calibrate(certify, "0.1", score=advice.chosen.score, boundary=advice.chosen.boundary, key=KEY)
     assert same.apply(tuning).deferred.tolist() == advice.certificate.apply(tuning).deferred.tolist()
     assert same.relaxation == advice.certificate.relaxation
     assert advice.deferred == advice.certificate.apply(tuning).deferred.mean()
@@ -62,9 +62,7 @@ def test_the_better_primary_is_chosen_and_every_option_is_shown():
     advice = recommend([pair(0.2, name="weak"), pair(1, name="strong")], 0.1, key=KEY)
     assert advice.chosen.primary == "strong"
     assert {(o.primary, o.loss, o.boundary) for o in advice.options} == {
-        (p, *rule)
-        for p in ("weak", "strong")
-        for rule in (("regret", "random"), ("regret", "include"), ("net", "random"))
+        (p, *rule) for p in ("weak", "strong") for rule in (("regret", "random"), ("net", "random"))
     }
     assert advice.chosen.deferred <= min(o.deferred for o in advice.options if o.eligible and o.score == "margin")
     assert "--loss net would ask the Guardian about" in advice.why_this_loss()
@@ -146,17 +144,14 @@ def test_the_net_loss_is_taken_only_if_it_is_named():
         recommend(pair(1), 0.1, loss="gain")
 
 
-def test_without_a_secret_nothing_is_drawn_and_without_ids_no_score_is_learned():
+def test_the_projects_secret_is_found_and_without_ids_no_score_is_learned():
     advice = recommend(pair(1), 0.1)
-    assert advice.chosen.boundary == "include"
-    assert "pass key=ProjectSecret.find().boundary_key" in advice.left_out["boundary random, score auto, loss net"]
-    assert "never chosen for you" in advice.why_this_loss()
+    assert advice.chosen.boundary == "random"
+    assert advice.certificate.key == ProjectSecret.find().boundary_key
     unnamed = recommend(pair(1, ids=False), 0.1, key=KEY)
-    assert unnamed.chosen.score == "margin"
+    assert (unnamed.chosen.score, unnamed.chosen.boundary) == ("margin", "include")
     reasons = [reason for reason in unnamed.left_out.values() if "a learned score needs an `id` column" in reason]
     assert len(reasons) == 1
-    with pytest.raises(OptionError, match="no option applies: boundary random, score auto, loss net: they draw with"):
-        recommend(pair(1), 0.1, loss="net")
 
 
 def test_an_error_names_the_row_of_the_log_and_not_of_a_part_of_it():

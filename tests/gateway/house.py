@@ -163,7 +163,7 @@ class House:
             grades = {"primary_grade": [1.0] * 100 + [0.0] * 100, "guardian_grade": [1.0] * 200}
             made_by = {**made_by, "grader": {"kind": "exact"}}
             log = ScoreLog.from_router(confidence=[0.9] * 100 + [0.5] * 100, **grades, identities=made_by)
-        return calibrate(log, alpha, guardian_sees="all", **self.calibration).sign(ProjectSecret.find())
+        return calibrate(log, alpha, **{"boundary": "include", **self.calibration}).sign(ProjectSecret.find())
 
     def start(self):
         ready = threading.Event()

@@ -219,7 +219,7 @@ def test_collecting_deciding_and_the_gateway_sample_alike(tmp_path):
             asking = {"output": tmp_path / "log.parquet", "grade": "exact"}
             planned = await estimate(config, tmp_path / "requests.jsonl", **asking)
             log = await collect(config, tmp_path / "requests.jsonl", **asking)
-            certificate = calibrate(log, 0.1)
+            certificate = calibrate(log, 0.1, boundary="include")
             town.count.clear()
             async with Models(config) as models:
                 router = models.router(certificate)

@@ -143,7 +143,7 @@ def calibrate(
         if guardian is not None:
             columns["guardian"] = guardian
         log = as_score_log(log, **columns)
-    return certify(log, alpha, chosen, engine=engine, progress=progress)
+    return certify(log, alpha, chosen.settled(log), engine=engine, progress=progress)
 
 
 def certify(
@@ -154,7 +154,7 @@ def certify(
     engine: Engine | Executor | str | None = None,
     progress: PassProgress = silent,
 ) -> Certificate:
-    """Calibrate under options that already have their key; the step that `verify` repeats.
+    """Calibrate under options that are settled; the step that `verify` repeats.
 
     Args:
         log: the log, in memory, in parts or in Spark, with the same result.
@@ -184,17 +184,22 @@ def certify(
         margin_quantiles=None if whole is None else _margin_quantiles(whole, options),
         floor=None if whole is None else whole.floor,
         not_asked_rows=0 if whole is None or whole.floor is None else int(whole.below_floor.sum()),
+        draws=drawn_by(whole) if whole is not None and options.boundary == "random" else "id",
     )
-    keyed = options.boundary == "random" or (options.confidence is not None and not options.is_binary(log, bound))
     return issue(
         _rule(options, thresholds),
         _promise(alpha, options, thresholds, survey),
         _loss(options, thresholds, survey, regret=0.0 if net is None else float(np.maximum(net, 0.0).sum() / survey.n)),
         evidence,
         identities=_identities(log, options),
-        key=options.key if keyed else None,
+        key=options.key,
         fit=None if thresholds.learned is None else thresholds.learned.score,
     )
+
+
+def drawn_by(log: ScoreLog) -> Literal["id", "text", "scores"]:
+    """Return what the draws of a log's rows are keyed by."""
+    return "id" if log.has_ids else "scores" if log.context is None else "text"
 
 
 def _survey(
@@ -229,12 +234,13 @@ def _rule(options: CalibrationOptions, thresholds: "_Thresholds") -> Rule:
     if options.score != "margin":
         return Learned(score=options.score, terms=None if thresholds.learned is None else thresholds.learned.terms)
     grid = None if options.grid is None else _stored(as_fraction(options.grid, name="grid"), options.grid, "grid")
+    boundary = options.boundary or "include"
     if options.by is not None and thresholds.groups is not None:
         return ByGroup(
             by=options.by,
             groups=thresholds.groups,
             guardian_sees=options.guardian_sees,
-            boundary=options.boundary,
+            boundary=boundary,
             grid=grid,
             small_groups=options.small_groups,
         )
@@ -242,7 +248,7 @@ def _rule(options: CalibrationOptions, thresholds: "_Thresholds") -> Rule:
         relaxation=thresholds.fit.relaxation,
         boundary_u=thresholds.fit.boundary_u,
         guardian_sees=options.guardian_sees,
-        boundary=options.boundary,
+        boundary=boundary,
         grid=grid,
     )
 
@@ -690,14 +696,9 @@ def needs_all_rows(options: CalibrationOptions, log: ScoreParts | SparkTable) ->
         "zero_one=True (--zero-one)": options.zero_one,
         "a log of sessions": SESSION_TURNS in log.types,
         "a log with a floor": isinstance(log, ScoreParts) and log.floor is not None,
-        'boundary="random" without ids': options.boundary == "random" and not has_ids(log),
+        'boundary="random" without ids': options.boundary == "random" and not log.has_ids,
     }
     return next((reason for reason, needed in needs.items() if needed), None)
-
-
-def has_ids(log: ScoreParts | SparkTable) -> bool:
-    """Return whether a log in parts has ids."""
-    return (log.id if isinstance(log, SparkTable) else "id") in log.types
 
 
 def digest_parts(log: ScoreParts | SparkTable, engine: Engine) -> str:

@@ -20,7 +20,7 @@ from conformal_arbitrage.calibration.promises import (
     Path,
     Regret,
 )
-from conformal_arbitrage.calibration.secret import draw
+from conformal_arbitrage.calibration.secret import draw, project_key
 from conformal_arbitrage.calibration.tuning import (
     LossName,
     asked_costs,
@@ -89,7 +89,7 @@ def calibrate_cascade(
     log: CascadeLog,
     alpha: Number,
     *,
-    key: bytes,
+    key: bytes | None = None,
     loss: Literal["net"] | None = None,
     chain: Sequence[str] | None = None,
     tuning_share: float = TUNING_SHARE,
@@ -101,7 +101,7 @@ def calibrate_cascade(
     Args:
         log: the recorded answers of all models.
         alpha: the risk budget, above 0 and below 1.
-        key: as the other arguments, a field of `CascadeOptions`.
+        key: as the other arguments, a field of `CascadeOptions`; by default the project's.
         loss: None, or "net".
         chain: models to ask in this order; by default they are chosen.
         tuning_share: the share of the rows to choose and fit on.
@@ -113,7 +113,7 @@ def calibrate_cascade(
         OptionError: an option is out of its range, or there are too few rows.
     """
     options = CascadeOptions(
-        key=key,
+        key=key or project_key(),
         loss=loss,
         chain=None if chain is None else tuple(chain),
         tuning_share=tuning_share,

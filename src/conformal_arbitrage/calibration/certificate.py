@@ -65,7 +65,7 @@ from conformal_arbitrage.calibration.promises import (
     Threshold,
     is_chain,
 )
-from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, draws, question_draw
+from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, question_draw
 from conformal_arbitrage.calibration.words import (
     as_written,
     chain_facts,
@@ -1302,8 +1302,9 @@ class Certificate:
             primary_scores: one number per action; None or NaN anywhere means no opinion, so the query is deferred.
             guardian: the Guardian's scores, one per action of the whole menu. Only those of the actions shown are
                 read, the others may be None; `action` stays None if one of those is None or NaN.
-            id: the query's id, fixed before its scores. Without one, the draw of boundary="random" is that of the question:
-                its text and actions or, without a text, its scores; the same question has the same draw.
+            id: the query's id, fixed before its scores. Without one, or if the log had none, the draw of a random boundary
+                is that of the question: its text and actions or, without a text, its scores; the same question has the
+                same draw.
             group: the query's group or groups, for a certificate by groups; one that is not known defers. For a learned
                 score the group that is one of its features.
             tokens: the Primary's output tokens, if they are a feature of the learned score.
@@ -1337,11 +1338,11 @@ class Certificate:
         same_digits = replace(log, score_digits=self.evidence.score_digits)
         sees_all, rule = self.guardian_sees != "candidates", self.rule
         if isinstance(rule, ByGroup):
-            u = drawing(self.secret(), same_digits) if rule.boundary == "random" else None
+            u = self._drawing(same_digits) if rule.boundary == "random" else None
             return decide_by_group(same_digits, rule.groups, by=rule.by, u=u, sees_all=sees_all)
         if self.learned is not None:
-            return decide_by_score(same_digits, self.learned_score(), draws(self.secret(), same_digits))
-        u = None if self.boundary_u is None else drawing(self.secret(), same_digits)
+            return decide_by_score(same_digits, self.learned_score(), self._drawing(same_digits)(np.arange(len(log))))
+        u = None if self.boundary_u is None else self._drawing(same_digits)
         return decide_rows(same_digits, relaxation=self.relaxation, boundary_u=self.boundary_u, u=u, sees_all=sees_all)
 
     def choose(self, alpha: float) -> "Certificate":
@@ -1520,11 +1521,17 @@ class Certificate:
             )
         return self.key
 
+    def _drawing(self, log: "ScoreLog") -> Draw:
+        keyed_by = self.evidence.draws
+        context = None if keyed_by == "scores" else log.context
+        return drawing(self.secret(), log if keyed_by == "id" else replace(log, id=None, context=context))
+
     def _draw(self, id: str | None, text: str | None, actions: Sequence[str] | None, scores: object) -> float:
         if id is not None and not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"a query's id is a text; got {id!r}")
-        if id:
+        if id and self.evidence.draws == "id":
             return draw(self.secret(), id)
+        text = None if self.evidence.draws == "scores" else text
         return question_draw(self.secret(), text, actions, row_gaps(scores, digits=self.evidence.score_digits))
 
 

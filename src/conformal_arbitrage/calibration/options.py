@@ -1,7 +1,7 @@
 """CalibrationOptions, validated once, dials and groups, and the table of combinations that have no proof."""
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, get_a
 import numpy as np
 
 from conformal_arbitrage.calibration.learned import Features, ScoreKind
-from conformal_arbitrage.calibration.secret import drawing, draws
+from conformal_arbitrage.calibration.secret import drawing, draws, project_key
 from conformal_arbitrage.core.exact import Bools, Draw, Floats, Indices
 from conformal_arbitrage.core.risk import (
     Events,
@@ -347,18 +347,20 @@ class CalibrationOptions:
     Attributes:
         guardian_sees: what a deferral shows the Guardian: "all" (calibrated on its own loss), "candidates" (the
             paper), or "all-restricted-loss" (the paper's CA*).
-        boundary: "include" keeps every action exactly at the threshold gap (the paper); "random" keeps a share of
-            them and so spends the whole budget.
+        boundary: "random" keeps a share of the actions exactly at the threshold gap and so spends the whole budget;
+            "include" keeps all of them (the paper). By default random, unless the log has no ids, which tell rows of one
+            question apart, or a grid is given.
         loss_bound: the largest possible loss B; may be omitted, and is then 1, if all Guardian scores lie in [0, 1].
             Your own loss always needs it.
         loss: a loss of your own over (row, indices in sight), raised to its monotone envelope; the Guardian regret if
             None; "net" for the `correct` of the Guardian's choice minus that of the decision, gains counted.
         full_sight_loss: the largest value that your own loss can have with every action in sight; 0 if None. There is
             no certificate for a smaller alpha.
-        grid: restrict the relaxation to 0, grid, ..., 1.
+        grid: restrict the relaxation to 0, grid, ..., 1, with boundary="include".
         missing_guardian: "worst_case" counts a row without a Guardian score as a loss of B unless every action is in
             sight.
-        key: the secret bytes behind the draws of boundary="random", the same for all calibrations of a project.
+        key: the secret bytes behind the draws, the same for all calibrations of a project; by default those of the secret
+            that `ProjectSecret.find` finds.
         cluster: the column that says which rows belong together, such as a conversation; clusters rather than rows are
             then assumed exchangeable.
         max_cluster_size: the most rows that any cluster may ever have, as declared; required with `cluster`.
@@ -379,7 +381,7 @@ class CalibrationOptions:
     """
 
     guardian_sees: GuardianSees = "all"
-    boundary: Boundary = "include"
+    boundary: Boundary | None = None
     loss_bound: Number | None = None
     loss: Loss | Literal["net"] | None = None
     full_sight_loss: Number | None = None
@@ -402,7 +404,7 @@ class CalibrationOptions:
         """Reject unknown values and options that exclude each other."""
         for name, known in (
             ("guardian_sees", get_args(GuardianSees)),
-            ("boundary", get_args(Boundary)),
+            ("boundary", (None, *get_args(Boundary))),
             ("missing_guardian", (None, *get_args(MissingGuardian))),
             ("loss", (self.own_loss, NET)),
             ("small_groups", get_args(SmallGroups)),
@@ -418,7 +420,7 @@ class CalibrationOptions:
         if self.boundary == "include" and self.confidence is None and self.key is not None:
             raise OptionError('a key is used with boundary="random" or a confidence only; drop one of the two')
         if self.boundary == "random" and self.grid is not None:
-            raise OptionError('a grid is used with boundary="include" only; drop one of the two')
+            raise OptionError('a grid goes with boundary="include" only; drop one of the two')
         if self.key is not None and not (isinstance(self.key, bytes) and self.key):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError("the key must be bytes and not empty; use 16 random bytes or more")
         if self.confidence is not None and not 0 < as_fraction(self.confidence, name="confidence") < 1:
@@ -460,9 +462,27 @@ class CalibrationOptions:
             "groups": self.by is not None,
             "merged groups": self.merges,
             "restricted sight": self.guardian_sees != "all",
-            "included boundary": self.boundary != "random",
+            "included boundary": self.boundary == "include",
         }
         return [kind for kind, holds in kinds.items() if holds]
+
+    def settled(
+        self, log: "ScoreLog | ScoreParts | SparkTable", find_key: Callable[[], bytes] = project_key
+    ) -> "CalibrationOptions":
+        """Return the options with their boundary for a log, and with a key if draws are made.
+
+        What settles the boundary is that there is a column of ids, never the rows: without ids the draw of a row is that
+        of its question, which a query with an id of its own would not share.
+
+        Args:
+            log: the log.
+            find_key: returns the key if draws are made and none was given.
+        """
+        drawn = self.grid is None and (self.net or self.learned or log.has_ids)
+        boundary: Boundary = self.boundary or ("random" if drawn else "include")
+        bound = as_fraction(self.loss_bound or 1, name="loss_bound")
+        keyed = boundary == "random" or (self.confidence is not None and not self.is_binary(log, bound))
+        return replace(self, boundary=boundary, key=(self.key or find_key()) if keyed else None)
 
     def delta(self, groups: int = 1) -> float | None:
         """Return the level of each single test: what the confidence leaves, shared by the stops of a dial and by groups."""
@@ -512,11 +532,6 @@ class CalibrationOptions:
         grades = self.grades(log)
         return log.unknown_loss if grades is None else np.isnan(net_losses(log, grades))
 
-    def with_key(self, key: bytes) -> "CalibrationOptions":
-        """Return the same options with a key, if one is used (a random boundary, a confidence) and none was given."""
-        used = self.boundary == "random" or self.confidence is not None
-        return replace(self, key=key) if used and self.key is None else self
-
     def measure(self, log: "ScoreLog") -> LossMeasure:
         """Return how the losses of a log are measured."""
         return LossMeasure(
@@ -557,12 +572,9 @@ class CalibrationOptions:
         return draws(hmac.digest(self.drawing_key(), b"loss rounding v1", "sha256"), log)
 
     def drawing_key(self) -> bytes:
-        """Return the key behind the draws; refuse a random boundary without one."""
+        """Return the key behind the draws, which `settled` finds."""
         if self.key is None:
-            raise OptionError(
-                'boundary="random" needs a key, the same for all calibrations of a project: '
-                "key=ProjectSecret.find().boundary_key; a new key per run would let you draw until you like the result"
-            )
+            raise OptionError('boundary="random" needs a key: pass key=, or take options.settled(log)')
         return self.key
 
     def check_full_sight(

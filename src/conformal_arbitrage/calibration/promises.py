@@ -508,6 +508,8 @@ class Evidence(_Part, frozen=True, kw_only=True):
         margin_quantiles: thresholds that defer 0, 0.1 %, ..., 100 % of the rows, for a guard; None if they are not kept.
         floor: the margin below which the Guardian was not asked about rows, and always is about queries.
         not_asked_rows: rows with a smaller margin.
+        draws: what the draw of a random boundary is keyed by: the row's id or, in a log without ids, its question, as text
+            or as scores. That of a query is keyed alike.
     """
 
     n: int
@@ -525,6 +527,7 @@ class Evidence(_Part, frozen=True, kw_only=True):
     margin_quantiles: str | None = None
     floor: float | None = None
     not_asked_rows: int = 0
+    draws: Literal["id", "text", "scores"] = "id"
 
 
 class CertifiedPart(_Part, frozen=True, kw_only=True):

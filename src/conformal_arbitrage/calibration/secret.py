@@ -224,6 +224,11 @@ class ProjectSecret:
         return any(hmac.compare_digest(_signature(key, content), signature) for key in self.keys)
 
 
+def project_key() -> bytes:
+    """Return the key behind the draws that follows from the project's secret."""
+    return ProjectSecret.find().boundary_key
+
+
 def _signature(key: bytes, content: bytes) -> str:
     return hmac.digest(subkey(key, "signing v1"), content, "sha256").hex()
 

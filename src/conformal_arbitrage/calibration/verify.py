@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from conformal_arbitrage.calibration.batch import BatchLabels, certify_labels
-from conformal_arbitrage.calibration.calibrate import certify, has_ids
+from conformal_arbitrage.calibration.calibrate import certify
 from conformal_arbitrage.calibration.cascade import CascadeOptions, TunedChain, certify_chain, tune_chain
 from conformal_arbitrage.calibration.certificate import Certificate, Decisions, group_source_of
 from conformal_arbitrage.calibration.learned import Features
@@ -85,7 +85,8 @@ class Decide:
     def __call__(self, part: ScorePart) -> DecisionCounts:
         """Decide every row."""
         by = [] if self.certificate.by is None else [self.certificate.by]
-        drawn = ["context", "actions"] if self.certificate.boundary == "random" and "id" not in part.file.types else []
+        by_text = "id" not in part.file.types or self.certificate.evidence.draws == "text"
+        drawn = ["context", "actions"] if self.certificate.boundary == "random" and by_text else []
         log = part.load([*by, *(["actions"] if self.folder is not None else []), *drawn])
         decisions = self.certificate.apply(log)
         if self.folder is not None:
@@ -142,7 +143,11 @@ def decide_parts(
         folder: where to write one file of decisions per part (part-00000.parquet, ...), in the order of the parts.
     """
     parts = log.parts()
-    if isinstance(log, SparkTable) and certificate.boundary == "random" and not has_ids(log):
+    if (
+        isinstance(log, SparkTable)
+        and certificate.boundary == "random"
+        and not (log.has_ids and certificate.evidence.draws == "id")
+    ):
         log.gather('boundary="random" without ids')  # which it refuses
     if folder is not None:
         _refuse_mixture(Path(folder), log, len(parts))

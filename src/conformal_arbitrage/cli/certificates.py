@@ -116,7 +116,7 @@ def calibrate_command(
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     del further["fixed_before"], further["force"]  # `_finish` reads them
     learned = options.learned_options(further)
-    loss, boundary = options.loss_and_boundary(loss, boundary, learned["score"])
+    loss = options.loss_of(loss)
     chain = options.chain_options(further, "seed")
     if chain is not None:
         scores: options.AnyLog = options.read_cascade(log, guardian_column, chain.pop("models"))
@@ -125,7 +125,6 @@ def calibrate_command(
     else:
         scores = options.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
         place = options.place_of(scores, further.pop("engine"), further.pop("jobs"))
-        drawing = _takes_draws(loss, boundary, learned["score"], None if zero_one or binarize else confidence)
         certificate = calibrate(
             scores,
             alpha,
@@ -134,7 +133,6 @@ def calibrate_command(
             loss=loss,
             confidence=confidence,
             zero_one=zero_one,
-            key=secret.boundary_key if drawing else None,
             engine=place,
             progress=tell_pass,
             **learned,
@@ -162,10 +160,6 @@ def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSec
         certificate.save(output)
     options.remember_look(lineage, "calibrate", terms=terms)
     return certificate
-
-
-def _takes_draws(loss: str | None, boundary: str, score: str, confidence: str | None) -> bool:
-    return score != "margin" or boundary == "random" or confidence is not None
 
 
 def _warn_of_rows(scores: options.PairLog, config: str | None, *, clustered: bool) -> None:

@@ -745,7 +745,6 @@ def evaluate_command(
     per_trial: bool,
     delta_of: str,
     loss: str,
-    boundary: str,
     **sweep: Any,
 ) -> None:
     """Run held-out trials: what each budget buys, compared with the single models and random routing.
@@ -756,12 +755,12 @@ def evaluate_command(
     arbitrage evaluate cascade.parquet --path --alpha 0.05 --calibration-size 400
     """
     learned = options.learned_options(sweep)
-    kind, at_boundary = options.loss_and_boundary(loss, boundary, learned["score"])
+    kind = options.loss_of(loss)
     chain = options.chain_options(sweep)
     if chain is not None:
         return _evaluate_cascade(log, alphas, form, loss=kind, guardian=guardian_column, chain=chain, sweep=sweep)
     scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
-    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, boundary=at_boundary, **learned, **sweep)
+    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
     options.remember_look(scores.lineage(), "evaluate")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,8 +167,11 @@ _guardian_sees = click.option(
     show_default=True,
     help="Actions that a deferral shows the Guardian: every one, or the candidates as in the paper.",
 )
-_boundary = partial(
-    click.option, "--boundary", type=click.Choice(["include", "random"]), default="include", show_default=True
+_boundary = click.option(
+    "--boundary",
+    type=click.Choice(["random", "include"]),
+    help="Keep a random share of the actions exactly at the threshold gap, which spends the whole budget, or every one.  "
+    "[default: random; include if the log has no ids]",
 )
 missing_guardian = click.option(
     "--missing-guardian",
@@ -180,17 +183,13 @@ loss_bound = click.option(
 )
 rule = chained(
     _guardian_sees,
-    _boundary(
-        help="Keep every action exactly at the threshold gap, or a random share of them, which spends the whole budget "
-        "and needs the project's secret."
-    ),
+    _boundary,
     click.option(
         "--loss",
         type=click.Choice(["regret", "net"]),
         default="regret",
         show_default=True,
-        help="Count what the Guardian does better (regret), or that minus what it does worse (net); net needs labels and "
-        "the project's secret.",
+        help="Count what the Guardian does better (regret), or that minus what it does worse (net); net needs labels.",
     ),
     loss_bound,
     binarize,
@@ -198,7 +197,7 @@ rule = chained(
 )
 threshold = chained(
     _guardian_sees,
-    _boundary(help="Keep every action exactly at the threshold gap, or a random share of them."),
+    _boundary,
     loss_bound,
     binarize,
     click.option(
@@ -240,8 +239,7 @@ confident = chained(
         "--confidence",
         type=SHARE,
         metavar="C",
-        help="Certify that the long-run loss of this one certificate is within the budget, with this probability; needs "
-        "the project's secret, except with --zero-one or --binarize.",
+        help="Certify that the long-run loss of this one certificate is within the budget, with this probability.",
     ),
     click.option(
         "--zero-one", is_flag=True, help="Declare that every loss is 0 or the bound; makes --confidence cheaper."
@@ -249,8 +247,7 @@ confident = chained(
     click.option(
         "--dial",
         is_flag=True,
-        help="Certify ten budgets together: `arbitrage certificate choose` may pick one after looking; with --confidence "
-        "and the secret that it needs.",
+        help="Certify ten budgets together: `arbitrage certificate choose` may pick one after looking; with --confidence.",
     ),
     click.option(
         "--by", metavar="COLUMN", help="One threshold and one promise for each group of rows, such as a tenant."
@@ -270,7 +267,7 @@ learned = chained(
         default="margin",
         show_default=True,
         help="Order queries by their margin, by a score learned from these rows, or by whichever keeps more of them "
-        "(auto); the latter two need the project's secret.",
+        "(auto).",
     ),
     click.option(
         "--menu-size",
@@ -350,15 +347,9 @@ def paid_run(*, limit: str, dry_run: str, max_cost: str) -> Callable[[Command], 
 # --- Options as the library takes them ---
 
 
-def loss_and_boundary(loss: str, boundary: str, score: str = "margin") -> tuple[Any, Any]:
-    """Return both as the library names them.
-
-    The net loss and learned scores take the random boundary that they need unless told otherwise.
-    """
-    source = click.get_current_context().get_parameter_source("boundary")
-    if (loss == "net" or score != "margin") and source is click.core.ParameterSource.DEFAULT:
-        boundary = "random"
-    return None if loss == "regret" else loss, boundary
+def loss_of(loss: str) -> Any:
+    """Return the loss as the library names it."""
+    return None if loss == "regret" else loss
 
 
 def learned_options(further: dict[str, Any]) -> dict[str, Any]:

@@ -237,7 +237,6 @@ def _measure(certificate: Certificate, loss: Loss | None) -> CalibrationOptions:
     """Return how losses are measured: by what a deferral really shows."""
     return CalibrationOptions(
         guardian_sees="candidates" if certificate.guardian_sees == "candidates" else "all",
-        boundary="random" if certificate.loss.name == NET else "include",
         loss_bound=certificate.loss_bound,
         loss=NET if certificate.loss.name == NET else loss,
         missing_guardian="worst_case",

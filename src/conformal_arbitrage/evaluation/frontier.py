@@ -341,7 +341,7 @@ def evaluate(
         calibration_size: rows to calibrate on in each trial.
         test_size: other rows to test on; by default all of them.
         trials: number of fresh random splits.
-        seed: of the splits and, for boundary="random", of the key.
+        seed: of the splits, and of the key behind the draws.
         balance_by: a text column such as "group"; each trial first draws `sample_size` rows balanced over it.
         sample_size: rows that `balance_by` draws.
         probabilities: add random routers that send each query to the Guardian with these probabilities.
@@ -359,8 +359,7 @@ def evaluate(
     _check_sweep(seed, trials, probabilities, balance_by, sample_size, delta_x)
     _check_outcomes(log, alphas, delta_of)
     rng = np.random.default_rng(seed)
-    if chosen.boundary == "random" or chosen.confidence is not None:
-        chosen = chosen.with_key(rng.bytes(32))
+    chosen = chosen.settled(log, lambda: rng.bytes(32))
     splits = draw_splits(
         len(log), calibration_size=calibration_size, test_size=test_size, sample_size=sample_size, trials=trials,
         rng=rng, groups=None if balance_by is None else _groups(log, balance_by),

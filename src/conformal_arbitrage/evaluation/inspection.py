@@ -29,6 +29,7 @@ from conformal_arbitrage.scorelog.log import (
     ScoreLog,
     costs_of,
 )
+from conformal_arbitrage.types import Boundary
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
@@ -94,6 +95,10 @@ class BudgetUse:
     floor: float | None = None
     below_floor: float = 0.0
 
+    def share(self, boundary: Boundary) -> float | None:
+        """Return the share of queries sent to the Guardian with a boundary; None if all are."""
+        return self.deferred_random if boundary == "random" else self.deferred
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
@@ -117,6 +122,7 @@ class Inspection:
         guardian_gain: how much more often the Guardian is right than the Primary; None if that is unknown.
         worth_routing: whether these rows show that routing is better than random, and better than the Primary alone.
         verdict: the reason, in words.
+        boundary: the boundary that a calibration of this log takes by default.
         budgets: what several budgets buy, on the rows that `recommend` sets aside for choosing.
         budget_rows: how many these are.
         cost_per_1000: dollars of each model alone, if costs are known.
@@ -147,6 +153,7 @@ class Inspection:
     guardian_gain: PointEstimate | None
     worth_routing: bool
     verdict: str
+    boundary: Boundary
     budgets: tuple[BudgetUse, ...]
     budget_rows: int
     cost_per_1000: dict[str, float] | None
@@ -215,8 +222,11 @@ class Inspection:
 
     def budget_table(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of what several budgets buy, for people."""
-        header = ["risk budget", "asks the Guardian", "with --boundary random"]
-        rows = [[f"{use.alpha:g}", _share(use.deferred), _share(use.deferred_random)] for use in self.budgets]
+        other = "include" if self.boundary == "random" else "random"
+        header = ["risk budget", "asks the Guardian", f"with --boundary {other}"]
+        rows = [
+            [f"{use.alpha:g}", *(_share(use.share(kind)) for kind in (self.boundary, other))] for use in self.budgets
+        ]
         if any(use.deferred_net is not None for use in self.budgets):
             header.append("with --loss net")
             rows = [[*row, _share(use.deferred_net)] for row, use in zip(rows, self.budgets, strict=True)]
@@ -234,8 +244,8 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         header, rows = self.budget_table()
-        shares = [(f"alpha {b.alpha:g}", 1.0 if b.deferred is None else b.deferred) for b in self.budgets]
-        bars = [(name, share, f"{100 * share:.1f} %") for name, share in shares]
+        shares = [(use.alpha, 1.0 if use.deferred is None else use.share(self.boundary) or 0.0) for use in self.budgets]
+        bars = [(f"alpha {alpha:g}", share, f"{100 * share:.1f} %") for alpha, share in shares]
         budgets = html_table(rows, header=header) + html_bars("sent to the Guardian", bars) if rows else ""
         notes = "".join(html_paragraph(f"Note: {problem}") for problem in self.problems)
         steps = "".join(html_paragraph(step) for step in self.next_steps)
@@ -266,8 +276,7 @@ def inspect(
     Args:
         log: the recorded scores.
         loss_bound: the largest possible loss; by default 1 if all Guardian scores lie in [0, 1].
-        costs: what the models cost; or pass the fields of `CostOptions` as keywords (`primary_cost=`, ...). Without
-            either, the log's cost columns are used.
+        costs: what the models cost; or the fields of `CostOptions` as keywords; by default the log's cost columns.
         **keywords: the fields of `costs`, one by one.
     """
     refuse_unfit(log.source, log.extra)
@@ -305,6 +314,7 @@ def inspect(
         guardian_gain=None if gains is None else mean_estimate(gains),
         worth_routing=worth,
         verdict=verdict,
+        boundary="random" if log.has_ids else "include",
         budgets=uses,
         budget_rows=len(choosing),
         cost_per_1000=None if prices is None else prices.per_1000,

@@ -20,6 +20,7 @@ from conformal_arbitrage.calibration.learned import Features, ScoreKind, text_em
 from conformal_arbitrage.calibration.options import CalibrationOptions, resolve_options
 from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, split
 from conformal_arbitrage.calibration.promises import CertifiedPart
+from conformal_arbitrage.calibration.secret import project_key
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
 from conformal_arbitrage.core.exact import n_rows, row_argmax
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
@@ -300,7 +301,7 @@ def recommend(
         share: of the rows, to choose on; the certificate does not use them.
         seed: of the split.
         trials: random halves of the tuning rows that each option is tried on.
-        key: the secret bytes behind random boundaries (`ProjectSecret.find().boundary_key`); without it they are left out.
+        key: the secret bytes behind the draws; by default those of the project's secret.
         loss_bound: the largest possible loss; by default 1 if all Guardian scores lie in [0, 1].
         missing_guardian: as in `calibrate`.
         text: also try a score that is learned from the texts of the queries; needs the extra `text`.
@@ -320,7 +321,7 @@ def recommend(
     parts = {log.columns: split(log, share=share, seed=seed) for log in pairs}
     tuning = {columns: part[0] for columns, part in parts.items()}
     left_out: dict[str, str] = {}
-    candidates = _candidates(key, loss_bound, missing_guardian, left_out, text=text)
+    candidates = _candidates(key or project_key(), loss_bound, missing_guardian, text=text)
     trial = _trial(parts, alpha, loss_bound, trials=trials, seed=seed, prices=prices, loss=loss)
     tried = trial.all_options(_of_the_best_guardian(tuning, left_out), candidates, left_out)
     chosen, rule = _cheapest(tried, left_out)
@@ -411,25 +412,13 @@ def _budgets(alpha: Fraction, bound: Fraction, m: int, n: int) -> dict[str, _Bet
 
 
 def _candidates(
-    key: bytes | None,
-    loss_bound: Number | None,
-    missing_guardian: MissingGuardian | None,
-    left_out: dict[str, str],
-    *,
-    text: bool,
+    key: bytes, loss_bound: Number | None, missing_guardian: MissingGuardian | None, *, text: bool
 ) -> list[CalibrationOptions]:
-    """Return every combination that can be tried and has a proof, the simplest first; note why others cannot."""
-    common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian}
-    included = CalibrationOptions(**common)
-    if key is None:
-        left_out["boundary random, score auto, loss net"] = (
-            "they draw with a secret, and no key was given: pass key=ProjectSecret.find().boundary_key"
-        )
-        return [included]
-    drawn: Mapping[str, Any] = common | {"boundary": "random", "key": key}
-    further: list[Mapping[str, Any]] = [{}, {"score": "auto"}, {"loss": "net"}]
-    further += [{"score": "auto", "features": Features(text=True)}] if text else []
-    return [included, *(CalibrationOptions(**drawn, **changes) for changes in further)]
+    """Return every combination that can be tried and has a proof, the simplest first."""
+    common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian, "key": key}
+    rules: list[Mapping[str, Any]] = [{}, {"score": "auto"}, {"loss": "net"}]
+    rules += [{"score": "auto", "features": Features(text=True)}] if text else []
+    return [CalibrationOptions(**common, **rule) for rule in rules]
 
 
 def _of_the_best_guardian(
@@ -511,7 +500,7 @@ class _Trial:
             except OptionError as error:
                 score = f"{rule.score} with texts" if _reads_texts(rule) else rule.score
                 reason = str(error).removeprefix(f"{log.source}: ")
-                name = f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}, {rule.boundary}"
+                name = f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}"
                 left_out[name] = f"on halves of the {len(log)} rows to choose on, {reason}"
         return options
 
@@ -531,7 +520,7 @@ class _Trial:
             guardian=log.columns[1],
             loss=loss,
             score=rule.score,
-            boundary=rule.boundary,
+            boundary=points[here.low].boundary or "include",
             deferred=shares.pop("1"),
             spread=points[here.low].summary("deferred").get("std") or 0.0,
             deferred_with=shares,

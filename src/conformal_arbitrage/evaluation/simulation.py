@@ -282,7 +282,7 @@ def simulate(
     if not 0 < n < len(log):
         leave = n_rows(n, "to calibrate on leaves", "to calibrate on leave")
         raise OptionError(f"{leave} no traffic of {len(log)}; give fewer, with calibration_rows=")
-    options = chosen.with_key(rng.bytes(32))
+    options = chosen.settled(log, lambda: rng.bytes(32))
     certificate = certify(log.select(np.sort(order[:n])), alpha, options)
     lines = certificate_lines(certificate, alarm_line=plan.alarm_line)
     traffic = _Traffic.draw(log.select(np.sort(order[n:])), certificate, plan, rng)

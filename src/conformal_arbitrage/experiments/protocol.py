@@ -234,8 +234,8 @@ def set_size_table(frontier: Frontier) -> ReportTable:
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     "the paper's rule": PAPER_RULE,
-    "exact": {"guardian_sees": "candidates"},
-    "own loss": {"guardian_sees": "all"},
+    "exact": {"guardian_sees": "candidates", "boundary": "include"},
+    "own loss": {"guardian_sees": "all", "boundary": "include"},
     "own loss, random boundary": {"guardian_sees": "all", "boundary": "random"},
 }
 

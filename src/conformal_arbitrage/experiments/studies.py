@@ -35,7 +35,7 @@ from conformal_arbitrage.scorelog.log import ScoreLog
 
 
 QUESTIONS = 684
-CA_STAR_RULE = {"guardian_sees": "all-restricted-loss", "grid": 0.01}
+CA_STAR_RULE = {"guardian_sees": "all-restricted-loss", "boundary": "include", "grid": 0.01}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ VARIANTS = (
         title="TruthfulQA: all actions on a deferral",
         label="tab:truqa_appendix_d",
         rule=CA_STAR_RULE,
-        comparison={"guardian_sees": "all"},
+        comparison={"guardian_sees": "all", "boundary": "include"},
     ),
     Variant(  # on the bundled log Qwen2.5-Coder-1.5B replaces SmolLM2-135M
         name="truthfulqa-mini",
@@ -186,7 +186,7 @@ MMLU = Experiment(name="mmlu", title="MMLU: cost against accuracy over many subj
 
 PKU_ALPHAS = (0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 PROBABILITIES = (0.2, 0.4, 0.5, 0.6, 0.8)
-PKU_RULE = {"guardian_sees": "candidates", "grid": 0.0025}
+PKU_RULE = {"guardian_sees": "candidates", "boundary": "include", "grid": 0.0025}
 
 
 def run_pku(source: Source, seed: int) -> Report:

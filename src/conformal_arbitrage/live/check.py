@@ -52,8 +52,8 @@ class RepeatNoise:
             notes[0] += "; calibrate on single answers, and never ask again until one is sure"
         if self.decimals is not None and self.decimals <= _COARSE:
             notes.append(
-                f"its scores have {self.decimals} decimals, so many queries share a lead: calibrate with --boundary random, "
-                "which spends the whole budget"
+                f"its scores have {self.decimals} decimals, so many queries share a lead: keep --boundary random, "
+                "the default, which spends the whole budget"
             )
         return notes
 

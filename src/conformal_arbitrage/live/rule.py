@@ -674,13 +674,14 @@ def sighted(
     its tokens are unknown. The answer to free text is passed; to a menu it is the top action.
     """
     id, group, rule = question.id, question.group, certificate.rule
+    actions = question.actions if isinstance(question, Query) else None
     if not isinstance(rule, Learned) or rule.terms is None:
         relaxation = rule.relaxation if isinstance(rule, Threshold) else certificate.threshold(group)[0]
-        candidates, margin, _ = certificate.sight(scores, id=id, group=group)
+        text = question.text if certificate.evidence.draws == "text" else None
+        candidates, margin, _ = certificate.sight(scores, id=id, group=group, text=text, actions=actions)
         return Sighted(candidates, margin, relaxation)
     tokens = spent.output_tokens if spent.calls else None
     text = question.text if "text" in rule.terms.features else None
-    actions = question.actions if isinstance(question, Query) else None
     candidates, margin, use = certificate.sight(
         scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=said_text(answer)
     )

@@ -424,6 +424,11 @@ class ScoreLog:
         )
 
     @property
+    def has_ids(self) -> bool:
+        """Whether rows have ids."""
+        return self.id is not None
+
+    @property
     def is_router(self) -> bool:
         """Whether every row has the router form: two actions, Primary [0, s], Guardian [1, ...]."""
         return is_router_form(self)

@@ -507,6 +507,11 @@ class ScoreParts:
         return self.primary, self.guardian or "guardian"
 
     @property
+    def has_ids(self) -> bool:
+        """Whether rows have ids."""
+        return "id" in self.types
+
+    @property
     def identities(self) -> Mapping[str, Any] | None:
         """The scorers that made the scores, by column; None if the files do not say."""
         return as_document(self.files[0].document, self.source).get("identities")

@@ -368,7 +368,7 @@ class SparkTable:
         name: for messages.
         primary: the column of the Primary's scores, an array of double or float.
         guardian: the column of the Guardian's scores.
-        id: the column of unique ids; needed for boundary="random".
+        id: the column of unique ids, if there is one; boundary="random" needs it.
         binary: whether the loss is measured on the paper's 0/1 Guardian; see `binarized`.
     """
 
@@ -440,6 +440,11 @@ class SparkTable:
     def columns(self) -> tuple[str, str]:
         """The names under which Primary and Guardian stand."""
         return self.primary, self.guardian or "guardian"
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether rows have ids."""
+        return self.id in self.types
 
     @property
     def identities(self) -> None:
