@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from conformal_arbitrage import calibrate
-from conformal_arbitrage.importing import read_inspect, read_langfuse, read_litellm, read_lm_eval, read_routellm
+from conformal_arbitrage.importing import (
+    read_inspect,
+    read_langfuse,
+    read_litellm,
+    read_lm_eval,
+    read_routellm,
+    router_setting,
+)
 
 pytestmark = pytest.mark.proof
 HERE = Path(__file__).parent
@@ -115,6 +122,23 @@ def test_payloads_of_litellm_are_joined_and_graded(tmp_path, monkeypatch):
     assert {n: round(s, 2) for n, s in zip(numbers, log.primary[1::2].tolist(), strict=True) if n != 5} == {
         n: 0.95 if n % 3 else 0.5 for n in range(12) if n != 5
     }
+
+
+def test_litellm_s_router_routes_200_of_200_prompts_as_the_certificate_says(tmp_path, monkeypatch):
+    make("make_litellm_forecasts.py", tmp_path, ".venv-frameworks", 200)
+    (tmp_path / "doubles.py").write_text("def grade(request, answer, expected):\n    return answer == 'right'\n")
+    monkeypatch.chdir(tmp_path)
+    models = {"primary": "small", "guardian": "large", "grade": "python:doubles:grade"}
+    log = asyncio.run(read_litellm([tmp_path / "calls.jsonl"], confidence="forecast", **models)).log
+    assert len(log) == 200
+    certificate = calibrate(log, 0.02, boundary="include")
+    document = router_setting(certificate).document["complexity_router_config"]
+    make("make_litellm_forecasts.py", tmp_path, ".venv-frameworks", 200, json.dumps(document))
+    numbers = [int(text.removeprefix("This is question ").rstrip("?")) for text in log.context.tolist()]
+    routed = json.loads((tmp_path / "routed.json").read_text())
+    deferred = certificate.apply(log).deferred.tolist()
+    assert [routed[number] == "large" for number in numbers] == deferred
+    assert 20 < sum(deferred) < 180
 
 
 def test_win_rates_of_routellm_are_certified_and_it_routes_as_the_certificate_does(tmp_path):

@@ -33,6 +33,7 @@ from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
+from conformal_arbitrage.importing import router_setting
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import FILE, read_config
 from conformal_arbitrage.monitoring.lines import AuditPlan, plan_audits
@@ -459,7 +460,24 @@ def certificate_command() -> None:
     \b
     arbitrage certificate show certificate.json
     arbitrage certificate choose certificate.json --alpha 0.03
+    arbitrage certificate setting certificate.json
     """
+
+
+@certificate_command.command("setting")
+@click.argument("certificate")
+def setting_command(certificate: str) -> None:
+    """Print a certificate as the setting of the router whose forecasts it was made from, in JSON, which is YAML too.
+
+    That is LiteLLM's max_quality_gap, or the threshold of a complexity signal of the vLLM Semantic Router. The router then
+    decides exactly as the certificate says.
+
+    \b
+    arbitrage import litellm calls/ --confidence forecast --primary small --guardian large --grade exact -o log.parquet
+    arbitrage calibrate log.parquet --alpha 2% --boundary include -o certificate.json
+    arbitrage certificate setting certificate.json
+    """
+    print_json(router_setting(options.load_pair_certificate(certificate)).document)
 
 
 @certificate_command.command("show")

@@ -47,6 +47,7 @@ from conformal_arbitrage.importing import (
     read_lm_eval,
     read_openai_batch,
     read_routellm,
+    read_vllm_sr,
     read_wide,
 )
 from conformal_arbitrage.importing.pairing import Tally, Unpaired, paired
@@ -242,13 +243,30 @@ def import_openai_batch_command(
     default="logprob",
     show_default=True,
     metavar="WHERE",
-    help="logprob, or the field of a call that holds a confidence.",
+    help="logprob, forecast (of classifier type llm_v2), or the field of a call that holds a confidence.",
 )
 @_by_model
 @_output
 def import_litellm_command(*, files: tuple[str, ...], output: str, as_json: bool, **settings: Any) -> None:
     """Read logging payloads or spend logs of LiteLLM with calls of both models, joined by question."""
     _write(read_litellm(files, **settings), output, as_json=as_json)
+
+
+@import_command.command("vllm-sr")
+@click.argument("files", nargs=-1, required=True)
+@click.option("--signal", required=True, metavar="NAME", help="The complexity signal that routes.")
+@click.option("--grade", required=True, metavar="HOW", help=f"Grader: {_GRADERS}.")
+@click.option("--primary", required=True, metavar="MODEL", help="The model for easy questions.")
+@click.option("--guardian", required=True, metavar="MODEL", help="The model for hard ones.")
+@click.option("--join", metavar="FIELD", help="Field that both records of a question share.  [default: the messages]")
+@click.option("--group", metavar="FIELD", help="Field that names the group of a question.")
+@_expected
+@_unpaired
+@_judge
+@_output
+def import_vllm_sr_command(*, files: tuple[str, ...], output: str, as_json: bool, **settings: Any) -> None:
+    """Read replay records of the vLLM Semantic Router with answers of both models, joined by question."""
+    _write(read_vllm_sr(files, **settings), output, as_json=as_json)
 
 
 @import_command.command("langfuse")

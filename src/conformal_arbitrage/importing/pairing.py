@@ -408,6 +408,11 @@ class ModelCall:
     at: str
     answer: LoggedAnswer
 
+    @property
+    def question(self) -> str:
+        """What joins it to other calls about its question."""
+        return self.key or fingerprint([dict(message) for message in self.answer.messages])[:16]
+
 
 async def joined(
     source: str,
@@ -434,7 +439,7 @@ def _answers(calls: Iterable[ModelCall], model: str, unused: Tally) -> dict[str,
         names |= dict.fromkeys(call.models)
         if model not in call.models:
             continue
-        id = call.key or fingerprint([dict(message) for message in call.answer.messages])[:16]
+        id = call.question
         earlier = answers.get(id)
         if earlier is None or (earlier.text is None and call.answer.text is not None):
             answers[id] = replace(call.answer, id=id)
