@@ -842,8 +842,7 @@ def draw_batch(
     promises 1 - r (1 - confidence) over all of them.
 
     Args:
-        source: a table with a machine label and a confidence for each item: a file, a folder of Parquet files, a frame, or
-            a `SparkTable`, whose rows need ids.
+        source: a file, a folder of Parquet files, a frame, or a `SparkTable` with ids; a row has a label and a confidence.
         error: the largest share of all items that may be kept with a wrong machine label.
         sample: how many items experts label.
         pilot: how many of them train the score by which the others are ordered, and do not certify.
@@ -858,11 +857,7 @@ def draw_batch(
     secret = secret or ProjectSecret.find()
     with open_items(source) as table:
         columns = columns or BatchColumns(id="id" if "id" in table.types else None)
-        if isinstance(source, SparkTable) and columns.id is None:
-            raise OptionError(
-                f"{source.source}: rows of Spark have no order by which they could be told apart; name a column of ids "
-                "(--id-column)"
-            )
+        _refuse_unordered(source, columns)
         _refuse_pilot(pilot, sample, columns)
         items = read_items(table, columns, pilot=pilot > 0)
     n = len(items.risk)
@@ -891,6 +886,15 @@ def draw_batch(
         secret_id=secret.id,
     )
     return DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret, items.names))
+
+
+def _refuse_unordered(source: object, columns: BatchColumns) -> None:
+    """Refuse rows without ids that have no order either."""
+    if isinstance(source, SparkTable) and columns.id is None:
+        raise OptionError(
+            f"{source.source}: rows of Spark have no order by which they could be told apart; name a column of ids "
+            "(--id-column)"
+        )
 
 
 def _refuse_pilot(pilot: int, sample: int, columns: BatchColumns) -> None:

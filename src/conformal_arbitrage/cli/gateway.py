@@ -57,7 +57,7 @@ def keys_command() -> None:
     \b
     arbitrage keys create --scope call
     arbitrage keys list
-    arbitrage keys exclude ID --policy support --reason "asks what the Guardian refuses"
+    arbitrage keys exclude ID --policy support --reason "refused"
     arbitrage keys revoke ID
     """
 

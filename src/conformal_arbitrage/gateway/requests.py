@@ -141,7 +141,7 @@ class Replied(Struct, frozen=True):
     replayed: bool = False
 
 
-class Progress(Struct, frozen=True):
+class QuestionProgress(Struct, frozen=True):
     """How far an attempt has come with one question.
 
     Attributes:
@@ -640,7 +640,7 @@ class Attempt:
     def __init__(self, request: ParsedRequest, store: Store, metrics: Metrics) -> None:
         self.request = request
         self.claim: Claim | None = None
-        self.progress: dict[int, Progress] = {}
+        self.progress: dict[int, QuestionProgress] = {}
         self.state = AttemptState.DECIDING
         self.left = False
         self._store = store
@@ -656,7 +656,9 @@ class Attempt:
     def note(self, place: int, outcome: Outcome, *, recorded: bool) -> None:
         """Note how far a decision has come; its first outcome may be of an earlier attempt that recorded it."""
         before = self.progress.get(place)
-        self.progress[place] = Progress(outcome, recorded) if before is None else replace(before, outcome=outcome)
+        self.progress[place] = (
+            QuestionProgress(outcome, recorded) if before is None else replace(before, outcome=outcome)
+        )
 
     def hold(self, claim: Claim) -> None:
         """Answer under a claim from now on."""
