@@ -93,6 +93,28 @@ def test_of_enforced_traffic_what_the_coin_drew_counts_and_not_what_a_deferral_s
     assert np.mean(planted) - true > 4 * (true * (1 - true) / len(planted)) ** 0.5
 
 
+def test_of_a_session_that_requests_name_the_first_question_counts_and_stays(tmp_path):
+    async def counted():
+        store = await open_store(str(tmp_path / "decisions.db"))
+        try:
+            ids, seen = [], []
+            for named in ("talk", None, "talk", "talk", "other", None, "talk"):
+                ids.append(new_id())
+                legs = (leg((0.9, 0.1)), replace(leg((1.0, 0.0)), role="guardian"))
+                facts = {"identities_sha256": fingerprint(MODELS), "form": "menu", "mode": "shadow", "size": 2}
+                body = DecisionBody(legs=legs, named=named, **facts)
+                event = Event(id=ids[-1], body=body, policy="support", key_id="k", decided_by="guardian")
+                await store.run(events.commit, [event])
+                seen.append((await pair_log_of(store, "support")).id.tolist())
+            return ids, seen
+        finally:
+            await store.close()
+
+    ids, seen = asyncio.run(counted())
+    assert seen[-1] == [ids[k] for k in (0, 1, 4, 5)]
+    assert all(seen[-1][: len(earlier)] == earlier for earlier in seen)
+
+
 def test_sessions_and_policies_without_rows_of_both_models_are_refused(sticky):  # noqa: F811
     gateway = sticky(policy={"audit_rate": 1.0, "content": "full"})
     turn(gateway, "sure")

@@ -197,7 +197,8 @@ async def pair_log_of(store: Store, policy: str) -> ScoreLog:
     """Return what is known of a policy's traffic about both of its models, as a log in the order of the queries.
 
     The rows are those of shadow mode, and those that the audit coin drew: whether a query is among them does not depend on
-    its scores, so each counts alike. Only rows of the models that served last count.
+    its scores, so each counts alike. Only rows of the models that served last count, and of a session that requests name the
+    first: a row, once counted, stays, so that limits may be looked at again and again.
 
     Args:
         store: the decision record.
@@ -220,7 +221,9 @@ async def pair_log_of(store: Store, policy: str) -> ScoreLog:
         raise StoreError(
             f"policy {policy!r} decides by session, whose turns are alike; export it, and judge its sessions"
         )
-    return replace(uncertified_log(rows), source=f"policy {policy}")
+    begun = {row.named: row.id for row in reversed(rows)}
+    first = [row for row in rows if row.named is None or begun[row.named] == row.id]
+    return replace(uncertified_log(first), source=f"policy {policy}")
 
 
 def is_known(row: CalibrationRow) -> bool:
