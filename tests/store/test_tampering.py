@@ -448,3 +448,31 @@ def test_an_empty_or_missing_file_is_a_finding(tmp_path, monkeypatch):
     (tmp_path / "store.db").write_bytes(b"")
     assert "there is no database" in invoke("verify", path, code=1)
     assert (tmp_path / "store.db").stat().st_size == 0
+
+
+def test_a_revoked_key_that_is_put_back_with_the_list_of_then_shows_against_a_copy(tmp_path):
+    path, backup = str(tmp_path / "store.db"), tmp_path / "backup.db"
+
+    async def with_key(act):
+        store = await open_store(path, keys=KEYS)
+        try:
+            return await act(store)
+        finally:
+            await store.close()
+
+    create = {"id": "k1", "sha256": "0" * 64, "scope": "admin", "label": ""}
+    asyncio.run(filled(path))
+    asyncio.run(with_key(lambda store: store.run(stored_keys.create, **create)))
+    shutil.copy(path, backup)
+    assert asyncio.run(with_key(lambda store: store.run(stored_keys.revoke, "k1")))
+    copy = head_of(path)
+    assert verified(path, copy) == []
+    for table in ("keys", "roster"):
+        run_sql(path, f"delete from {table}")
+        for row in run_sql(str(backup), f"select * from {table}"):
+            values = ", ".join("null" if value is None else repr(value) for value in row)
+            run_sql(path, f"insert into {table} values ({values})")
+    assert verified(path) == [], "an earlier state of both is a consistent one"
+    assert verified(path, copy) == ["key k1: it is an earlier one than in the copy of the head"]
+    run_sql(path, "delete from keys")
+    assert "key k1: it was removed; the copy of the head has it" in verified(path, copy)

@@ -52,17 +52,19 @@ class Head(Struct, frozen=True, kw_only=True):
         at: when it was read.
         writers: number and hash of each writer's last event.
         policies: newest version of each policy, and its seal.
+        keys: the seal of each API key.
         seal: the signature over everything else; None if the store was opened without keys.
     """
 
     at: float
     writers: Mapping[str, tuple[int, str]]
     policies: Mapping[str, tuple[int, str]]
+    keys: Mapping[str, str] = {}
     seal: str | None = None
 
     def content(self) -> tuple[object, ...]:
         """Return what the seal covers."""
-        return self.at, sorted(self.writers.items()), sorted(self.policies.items())
+        return self.at, sorted(self.writers.items()), sorted(self.policies.items()), sorted(self.keys.items())
 
 
 def read_roster(session: Session) -> tuple[Roster | None, bool]:
@@ -276,7 +278,8 @@ def head(session: Session) -> Head:
     writers = [writer for (writer,) in session.rows("select writer from events union select writer from checkpoints")]
     ends: dict[str, tuple[int, str]] = {writer: _end(session, writer) for writer in writers}
     roster, _ = read_roster(session)
-    state = Head(at=time.time(), writers=ends, policies={} if roster is None else roster.policies)
+    roster = roster or Roster()
+    state = Head(at=time.time(), writers=ends, policies=roster.policies, keys=roster.keys)
     return msgspec.structs.replace(state, seal=session.seals.sign("copy", *state.content()))
 
 
@@ -372,7 +375,7 @@ async def verify(store: Store, copy: Head | None = None, losses: Losses | None =
         _file_faults,
         lambda session: chain_faults(session, copy),
         lambda session: policy_faults(session, copy),
-        key_faults,
+        lambda session: key_faults(session, copy),
         replay_faults,
         row_faults,
         lambda session: ledger_faults(session, losses),
@@ -555,8 +558,8 @@ def is_intact_key(session: Session, row: Sequence[Any], roster: Roster | None) -
     return listed and session.seals.fits(seal, "key", *values)
 
 
-def key_faults(session: Session) -> list[str]:
-    """Return which API keys and sign-ins were inserted, changed or removed."""
+def key_faults(session: Session, copy: Head | None = None) -> list[str]:
+    """Return which API keys and sign-ins were inserted, changed or removed, or taken back to before they were revoked."""
     if not session.seals:
         return []
     roster, _ = read_roster(session)
@@ -566,6 +569,15 @@ def key_faults(session: Session) -> list[str]:
     ]
     missing = sorted((roster or Roster()).keys.keys() - {row[0] for row in rows})
     faults += [f"key {id}: it was removed; the signed list has it" for id in missing]
+    kept: Mapping[str, str] = {} if copy is None else copy.keys
+    faults += [
+        f"key {row[0]}: it is an earlier one than in the copy of the head"
+        for row in rows if row[5] is None and kept.get(row[0], row[-1]) != row[-1]
+    ]  # fmt: skip
+    faults += [
+        f"key {id}: it was removed; the copy of the head has it"
+        for id in sorted(kept.keys() - {row[0] for row in rows})
+    ]
     for *values, seal in session.rows(f"select {SIGN_IN}, seal from sign_ins"):
         if not session.seals.fits(seal, "sign-in", *values):
             faults.append(f"a sign-in to the console with key {values[1]!r:.80} is not what was written")
