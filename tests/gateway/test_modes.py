@@ -134,7 +134,7 @@ def test_a_shadow_export_calibrates_and_the_certificate_serves(house):
     assert len(log) == 60
     assert not log.missing.any()
     rule = gateway.folder / "fresh.json"
-    command("calibrate", out, "--alpha", "0.1", "--guardian-sees", "all", "-o", rule)
+    command("calibrate", out, "--alpha", "0.1", "--boundary", "include", "-o", rule)
     assert Certificate.load(rule).identities["primary"]["kind"] == "decisions"
     gateway.sections["policies.support"] = {"certificate": "fresh.json"}
     gateway.certified = False

@@ -33,6 +33,7 @@ from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
 from conformal_arbitrage.live.build import database_exists, database_of
 from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import Config, read_config, webhooks_of
+from conformal_arbitrage.live.service import verify_record
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
@@ -296,8 +297,6 @@ def records_verify_command(*, copy: str | None, config: str, as_json: bool) -> N
 
 def _verified(config: str, copy: Head | None) -> list[str]:
     """Return what is wrong with the configured store; a damaged file is a fault."""
-    from conformal_arbitrage.gateway.watcher import verify_record
-
     database = database_of(read_config(config))
     if "://" not in database and not (Path(database).is_file() and Path(database).stat().st_size):
         return [f"{database}: there is no database, or it is empty; restore a backup"]

@@ -18,7 +18,6 @@ from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.errors import QuotaError, RequestError, StoreError
 from conformal_arbitrage.gateway.policies import (
     LivePolicy,
-    LossFacts,
     MenuPair,
     TextPair,
     WatchedPolicy,
@@ -41,6 +40,7 @@ from conformal_arbitrage.live.rule import (
     with_answer,
     with_choice,
 )
+from conformal_arbitrage.live.service import LossFacts
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, overridden, unlogged_fields
 from conformal_arbitrage.models.port import IN_BACKGROUND, Answer

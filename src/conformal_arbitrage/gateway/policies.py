@@ -13,7 +13,6 @@ from msgspec import structs
 from conformal_arbitrage.calibration.certificate import Certificate, is_cascade
 from conformal_arbitrage.calibration.options import NET, Feature, refusal, refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
-from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.errors import (
     ArbitrageError,
     CertificateError,
@@ -40,7 +39,7 @@ from conformal_arbitrage.live.rule import (
     answered,
     scored,
 )
-from conformal_arbitrage.live.service import AgeLimits, CertificateGuard, deferring, voided, watchable
+from conformal_arbitrage.live.service import AgeLimits, CertificateGuard, LossFacts, deferring, voided, watchable
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.kinds import Quota, QuotaAnswerer, QuotaScorer
 from conformal_arbitrage.models.port import Answerer, Identity, Scorer, fingerprint
@@ -88,33 +87,6 @@ class TextPair:
 
 
 ModelPair = MenuPair | TextPair
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossFacts:
-    """What the loss of a decision depends on beside the decision.
-
-    Attributes:
-        guardian_sees: what a deferral shows the Guardian.
-        binarized: whether the loss is that of the 0/1 Guardian.
-        loss_bound: the largest possible loss.
-        net: whether it counts gains.
-    """
-
-    guardian_sees: GuardianSees
-    binarized: bool
-    loss_bound: float
-    net: bool = False
-
-    @classmethod
-    def of(cls, certificate: Certificate) -> "LossFacts":
-        """Return those of a certificate."""
-        return cls(
-            guardian_sees=certificate.guardian_sees,
-            binarized=certificate.loss.binarized,
-            loss_bound=certificate.loss_bound,
-            net=certificate.loss.name == NET,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from conformal_arbitrage.calibration.certificate import read_pair
-from conformal_arbitrage.errors import ArbitrageError, CertificateError, DamagedError
+from conformal_arbitrage.errors import ArbitrageError, DamagedError
 from conformal_arbitrage.gateway.policies import (
     LivePolicy,
-    LossFacts,
     PolicyTable,
     age_limits,
     distrusted_policy,
@@ -27,31 +25,28 @@ from conformal_arbitrage.live.service import (
     CertificateGuard,
     KnownLosses,
     LedgerWatch,
+    LossFacts,
     age_of,
     alarm_document,
     false_red_of_policy,
+    settlement,
     standing_document,
     worst_of,
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
-from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss, served_loss
-from conformal_arbitrage.store import events, integrity, ledger, pages
+from conformal_arbitrage.store import events, ledger, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
-from conformal_arbitrage.store.integrity import Head
 from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, Settlement
-from conformal_arbitrage.store.record import UNDELIVERED, AlarmBody, DecisionRecord, FeedbackBody
+from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import DecidedBy
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 PAUSE = 0.25
 SERVED_EVERY = 10.0
 """Seconds between two computations of what was served, which reads a whole ledger where fallbacks are in it."""
 _AT_ONCE = 200
-_DECIDERS: dict[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 _CAUSES: Mapping[str, Cause] = {"losses": "losses", "failing audits": "failing audits"}
-Trusted = Callable[[FeedbackBody], bool]
 
 
 class Watcher:
@@ -242,7 +237,7 @@ class Watcher:
         name, version = news.key.policy, news.key.version
         if (name, version) not in self._facts:
             for installed in await self._store.run(stored_policies.history, name):
-                self._facts[name, installed.version] = _facts(installed.certificate)
+                self._facts[name, installed.version] = LossFacts.read(installed.certificate)
         return self._facts.get((name, version))
 
     async def _learn_callers(self, feedback: tuple[FeedbackBody, ...]) -> None:
@@ -363,119 +358,3 @@ class Watcher:
             "groups": groups,
             "deferred_groups": [name for name in certificate.groups or {} if name not in watched.ledgers],
         }
-
-
-def _facts(document: Mapping[str, object]) -> LossFacts | None:
-    try:
-        return LossFacts.of(read_pair(document))
-    except CertificateError:
-        return None
-
-
-async def verify_record(store: Store, copy: Head | None = None) -> list[str]:
-    """Return everything that is not as it was written, and every loss of a ledger that the record does not bear out."""
-    names = {stored.key.policy for stored in await store.run(ledger.ledgers)}
-    versions = [version for name in sorted(names) for version in await store.run(stored_policies.history, name)]
-    facts = {(version.name, version.version): _facts(version.certificate) for version in versions}
-    callers = {key.id for key in await store.run(stored_keys.list_all) if key.scope == "call"}
-
-    def losses(key: LedgerKey, record: DecisionRecord) -> list[float | None]:
-        """Return the loss without labels of callers, and with them, which count where a policy says so."""
-        known, row = facts.get((key.policy, key.version)), LedgerNews(id=record.id, key=key, news=0)
-        trusts: list[Trusted] = [lambda given: given.by not in callers, lambda _: True]
-        return [settlement(row, record, known, 0.0, trusted).loss for trusted in trusts]
-
-    return await integrity.verify(store, copy, losses)
-
-
-def settlement(
-    news: LedgerNews, record: DecisionRecord | None, facts: LossFacts | None, now: float, trusted: Trusted
-) -> Settlement:
-    """Return what is known of a row.
-
-    Args:
-        news: the row.
-        record: the decision's; None if it was pruned.
-        facts: of the certificate it was made under; None if that cannot be read.
-        now: the time.
-        trusted: tells whether a label counts, by who gave it.
-    """
-    if record is None or facts is None:
-        return Settlement(id=news.id, news=news.news, at=now)
-    audited, verdict = _audited_decision(record, facts), _verdict(record, trusted)
-    loss = decision_loss(audited, verdict, loss_bound=facts.loss_bound)
-    return Settlement(
-        id=news.id,
-        news=news.news,
-        at=now,
-        loss=loss,
-        served=_served(record, audited, verdict, facts),
-        delivered=_is_delivered(record),
-        failed=loss is None and _audit_failed(record),
-    )
-
-
-def _audited_decision(record: DecisionRecord, facts: LossFacts) -> AuditedDecision:
-    body = record.decision
-    return AuditedDecision(
-        decided_by=_DECIDERS.get(record.decided_by, "guardian"),
-        form=body.form or "menu",
-        guardian_sees=facts.guardian_sees,
-        size=body.size,
-        candidates=body.candidates,
-        action=body.action,
-        binarized=facts.binarized,
-        net=facts.net,
-    )
-
-
-def _served(record: DecisionRecord, audited: AuditedDecision, verdict: Verdict, facts: LossFacts) -> float | None:
-    """Return the loss of what the caller got, where that is not the rule's own."""
-    if audited.decided_by != "fallback" or not _is_delivered(record):
-        return None
-    return served_loss(audited, verdict, loss_bound=facts.loss_bound)
-
-
-def _is_delivered(record: DecisionRecord) -> bool:
-    """Return whether the caller got the answer that was decided, as far as is known."""
-    end = record.completion
-    return end is None or end.finish not in UNDELIVERED
-
-
-def _same_models(record: DecisionRecord) -> bool:
-    """Return whether the audit, if there is one, was answered by the models of the decision."""
-    return record.audit is None or record.audit.identities_sha256 == record.decision.identities_sha256
-
-
-def _audit_failed(record: DecisionRecord) -> bool:
-    """Return whether there was an audit that will never tell the loss."""
-    return record.audit is not None and (record.audit.error is not None or not _same_models(record))
-
-
-def _verdict(record: DecisionRecord, trusted: Trusted) -> Verdict:
-    if not _same_models(record):
-        return Verdict()
-    audit = record.audit
-    return Verdict(
-        scores=None if audit is None else audit.scores,
-        label=_label(record, trusted),
-        grades=_grades(record),
-    )
-
-
-def _grades(record: DecisionRecord) -> tuple[float, float] | None:
-    """Return the first grades of both answers, once there is a Guardian's answer that they can be about."""
-    if record.decided_by == "primary" and (record.audit is None or record.audit.error is not None):
-        return None
-    both = next((given.grades for given in record.feedback if given.grades is not None), None)
-    return None if both is None else (both.primary, both.guardian)
-
-
-def _label(record: DecisionRecord, trusted: Trusted) -> int | None:
-    """Return the index of the right action, as the first trusted label says."""
-    label = next((given.label for given in record.feedback if given.label is not None and trusted(given)), None)
-    content = record.decision.content
-    if isinstance(label, str):
-        actions = None if content is None else content.actions
-        return actions.index(label) if isinstance(actions, tuple) and label in actions else None
-    return label if label is not None and 0 <= label < record.decision.size else None

@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import exp
@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from conformal_arbitrage.calibration.certificate import Certificate, base_share, read_pair, read_quantiles
-from conformal_arbitrage.calibration.options import refuse_combination
+from conformal_arbitrage.calibration.options import NET, refuse_combination
 from conformal_arbitrage.calibration.promises import Net, PerSession
 from conformal_arbitrage.core.exact import Floats
+from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.monitoring.limits import Limits
@@ -37,13 +38,15 @@ from conformal_arbitrage.monitoring.monitor import (
     Standing,
     guarded_threshold,
 )
+from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss, served_loss
+from conformal_arbitrage.store import integrity, keys, policies
 from conformal_arbitrage.store import ledger as stored_ledger
-from conformal_arbitrage.store import policies
-from conformal_arbitrage.store.ledger import AuditRow, LedgerKey, LedgerRows
+from conformal_arbitrage.store.integrity import Head
+from conformal_arbitrage.store.ledger import AuditRow, LedgerKey, LedgerNews, LedgerRows, Settlement
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
-from conformal_arbitrage.store.record import AlarmBody
+from conformal_arbitrage.store.record import UNDELIVERED, AlarmBody, DecisionRecord, FeedbackBody
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import DAY
+from conformal_arbitrage.types import DAY, DecidedBy
 
 # --- The losses of a ledger that are known ---
 
@@ -746,3 +749,155 @@ def date_of(seconds: float) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+# --- The loss of a decision, by its record ---
+
+
+_DECIDERS: dict[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
+Trusted = Callable[[FeedbackBody], bool]
+"""Tells whether a label counts, by who gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFacts:
+    """What the loss of a decision depends on beside the decision.
+
+    Attributes:
+        guardian_sees: what a deferral shows the Guardian.
+        binarized: whether the loss is that of the 0/1 Guardian.
+        loss_bound: the largest possible loss.
+        net: whether it counts gains.
+    """
+
+    guardian_sees: GuardianSees
+    binarized: bool
+    loss_bound: float
+    net: bool = False
+
+    @classmethod
+    def of(cls, certificate: Certificate) -> "LossFacts":
+        """Return those of a certificate."""
+        return cls(
+            guardian_sees=certificate.guardian_sees,
+            binarized=certificate.loss.binarized,
+            loss_bound=certificate.loss_bound,
+            net=certificate.loss.name == NET,
+        )
+
+    @classmethod
+    def read(cls, document: Mapping[str, object]) -> "LossFacts | None":
+        """Return those of a stored certificate; None if it cannot be read."""
+        try:
+            return cls.of(read_pair(document))
+        except CertificateError:
+            return None
+
+
+async def verify_record(store: Store, copy: Head | None = None) -> list[str]:
+    """Return everything that is not as it was written, and every loss of a ledger that the record does not bear out."""
+    names = {stored.key.policy for stored in await store.run(stored_ledger.ledgers)}
+    versions = [version for name in sorted(names) for version in await store.run(policies.history, name)]
+    facts = {(version.name, version.version): LossFacts.read(version.certificate) for version in versions}
+    callers = {key.id for key in await store.run(keys.list_all) if key.scope == "call"}
+
+    def losses(key: LedgerKey, record: DecisionRecord) -> list[float | None]:
+        """Return the loss without labels of callers, and with them, which count where a policy says so."""
+        known, row = facts.get((key.policy, key.version)), LedgerNews(id=record.id, key=key, news=0)
+        trusts: list[Trusted] = [lambda given: given.by not in callers, lambda _: True]
+        return [settlement(row, record, known, 0.0, trusted).loss for trusted in trusts]
+
+    return await integrity.verify(store, copy, losses)
+
+
+def settlement(
+    news: LedgerNews, record: DecisionRecord | None, facts: LossFacts | None, now: float, trusted: Trusted
+) -> Settlement:
+    """Return what is known of a row.
+
+    Args:
+        news: the row.
+        record: the decision's; None if it was pruned.
+        facts: of the certificate it was made under; None if that cannot be read.
+        now: the time.
+        trusted: tells whether a label counts, by who gave it.
+    """
+    if record is None or facts is None:
+        return Settlement(id=news.id, news=news.news, at=now)
+    audited, verdict = _audited_decision(record, facts), _verdict(record, trusted)
+    loss = decision_loss(audited, verdict, loss_bound=facts.loss_bound)
+    return Settlement(
+        id=news.id,
+        news=news.news,
+        at=now,
+        loss=loss,
+        served=_served(record, audited, verdict, facts),
+        delivered=_is_delivered(record),
+        failed=loss is None and _audit_failed(record),
+    )
+
+
+def _audited_decision(record: DecisionRecord, facts: LossFacts) -> AuditedDecision:
+    body = record.decision
+    return AuditedDecision(
+        decided_by=_DECIDERS.get(record.decided_by, "guardian"),
+        form=body.form or "menu",
+        guardian_sees=facts.guardian_sees,
+        size=body.size,
+        candidates=body.candidates,
+        action=body.action,
+        binarized=facts.binarized,
+        net=facts.net,
+    )
+
+
+def _served(record: DecisionRecord, audited: AuditedDecision, verdict: Verdict, facts: LossFacts) -> float | None:
+    """Return the loss of what the caller got, where that is not the rule's own."""
+    if audited.decided_by != "fallback" or not _is_delivered(record):
+        return None
+    return served_loss(audited, verdict, loss_bound=facts.loss_bound)
+
+
+def _is_delivered(record: DecisionRecord) -> bool:
+    """Return whether the caller got the answer that was decided, as far as is known."""
+    end = record.completion
+    return end is None or end.finish not in UNDELIVERED
+
+
+def _same_models(record: DecisionRecord) -> bool:
+    """Return whether the audit, if there is one, was answered by the models of the decision."""
+    return record.audit is None or record.audit.identities_sha256 == record.decision.identities_sha256
+
+
+def _audit_failed(record: DecisionRecord) -> bool:
+    """Return whether there was an audit that will never tell the loss."""
+    return record.audit is not None and (record.audit.error is not None or not _same_models(record))
+
+
+def _verdict(record: DecisionRecord, trusted: Trusted) -> Verdict:
+    if not _same_models(record):
+        return Verdict()
+    audit = record.audit
+    return Verdict(
+        scores=None if audit is None else audit.scores,
+        label=_label(record, trusted),
+        grades=_grades(record),
+    )
+
+
+def _grades(record: DecisionRecord) -> tuple[float, float] | None:
+    """Return the first grades of both answers, once there is a Guardian's answer that they can be about."""
+    if record.decided_by == "primary" and (record.audit is None or record.audit.error is not None):
+        return None
+    both = next((given.grades for given in record.feedback if given.grades is not None), None)
+    return None if both is None else (both.primary, both.guardian)
+
+
+def _label(record: DecisionRecord, trusted: Trusted) -> int | None:
+    """Return the index of the right action, as the first trusted label says."""
+    label = next((given.label for given in record.feedback if given.label is not None and trusted(given)), None)
+    content = record.decision.content
+    if isinstance(label, str):
+        actions = None if content is None else content.actions
+        return actions.index(label) if isinstance(actions, tuple) and label in actions else None
+    return label if label is not None and 0 <= label < record.decision.size else None

@@ -14,7 +14,6 @@ from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.gateway.console.charts import LossCourse, LossPoint, loss_chart
 from conformal_arbitrage.gateway.console.render import count_text, environment, moment, money, percent, sentence
-from conformal_arbitrage.gateway.watcher import verify_record
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.service import (
     PolicyHistory,
@@ -23,6 +22,7 @@ from conformal_arbitrage.live.service import (
     as_evidence,
     read_history,
     stand,
+    verify_record,
     voided,
 )
 from conformal_arbitrage.monitoring.lines import Lines
