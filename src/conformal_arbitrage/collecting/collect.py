@@ -58,10 +58,7 @@ class Progress:
     """How far a collection has come; passed to its callback after every row.
 
     Attributes:
-        total: rows in all.
-        done: rows so far.
         failures: by model, the calls that failed.
-        spent: what the calls took.
         not_asked: rows below the floor, about which the Guardian was not asked.
         guardian_cost: dollars of asking the Guardian about the others; None if unknown.
     """
@@ -126,11 +123,9 @@ async def collect(
         rows: the questions, or the path of a file that `read_questions` reads without further options.
         output: the score log to write; replies are stored beside it, in OUTPUT.replies.sqlite.
         grade: how answers in free text are graded; needed in text form.
-        limit: take only the first rows.
         concurrency: upstream calls in flight at once, over both models.
         max_cost: dollars that the whole collection may cost, including earlier runs.
         floor: a margin, or in text form a confidence, fixed by other rows: the Guardian is not asked about rows below it.
-        progress: called after every row.
 
     Raises:
         CostLimitError: the next call could exceed max_cost; the replies so far are stored.
@@ -191,8 +186,6 @@ class Collection:
     """A collection that is ready to run, over a pair or over all models of [cascade].
 
     Attributes:
-        config: the models.
-        rows: the questions.
         output: the log's name; replies are stored beside it.
         grade: how answers in free text are graded.
         concurrency: upstream calls in flight at once, over all models.
@@ -211,11 +204,7 @@ class Collection:
     guardian: Scorer | None = None
 
     async def run(self, progress: ProgressCallback | None = None) -> ScoreLog:
-        """Ask both models about every row and return the score log, which is not written yet.
-
-        Raises:
-            CostLimitError: the next call could exceed max_cost; the replies so far are stored.
-        """
+        """Ask both models about every row and return the score log, which is not written yet."""
         replies = await self._replies(_PAIR, progress)
         log = _menu_log(self.rows, replies) if isinstance(self.rows, Menus) else _router_log(self.rows, replies)
         return replace(log, floor=self.floor)
@@ -386,8 +375,6 @@ async def estimated(
     """Return what work with models would take, endpoint by endpoint, without sending anything.
 
     Args:
-        config: the models.
-        work: asks them.
         replies: where replies are stored, which count nothing.
     """
     estimates: list[Estimate] = []
@@ -432,11 +419,7 @@ async def collect_menus(
     """Ask both models to score every option of every question.
 
     Args:
-        menus: the questions.
-        primary: the Primary.
-        guardian: the Guardian.
         concurrency: rows in flight at once; a gate around the ports bounds the calls they make.
-        progress: called after every row.
     """
     pair = {"primary": primary, "guardian": guardian}
     return _menu_log(menus, await ask_menus(menus, pair, concurrency, progress))
@@ -456,10 +439,8 @@ async def collect_requests(
     Args:
         requests: the chat requests, with the expected answers if known.
         primary: the Primary, with a confidence.
-        guardian: the Guardian.
         grader: grades both answers alike.
         concurrency: rows in flight at once.
-        progress: called after every row.
 
     Raises:
         OptionError: settings are pinned, and a request has others.
@@ -512,9 +493,6 @@ async def ask_requests(
     """Let every model answer every request, and grade the answers; the last is the Guardian.
 
     Below the floor of a pair neither answer is needed by a certificate: the Guardian is not asked, and nothing is graded.
-
-    Raises:
-        OptionError: settings are pinned, and a request has others.
     """
     *_, last = answerers
     models = {name: dict(answerer.identity) for name, answerer in answerers.items()}

@@ -51,7 +51,6 @@ class Gradable:
     """A decision whose answers can be graded.
 
     Attributes:
-        id: the decision's.
         request: what was asked.
         expected: the right answer, if someone who may grade sent it as a label.
         answers: the texts of both models; None for a Primary that failed, whose row defers whatever its grade.
@@ -71,8 +70,6 @@ class Backlog:
     """The rows of a policy that are fit for calibration, by what keeps them from having grades.
 
     Attributes:
-        gradable: can be graded now.
-        graded: have grades already.
         no_content: their questions or answers were not kept.
         no_guardian: have no answer of the Guardian, or not yet.
         no_label: have no expected answer, and the grader compares with one.
@@ -105,10 +102,7 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
     """Return what there is to grade, oldest first.
 
     Args:
-        store: the decision record.
         config: says whether callers may grade, and so label, their own decisions.
-        policy: the policy's name.
-        grade: the grader.
         limit: grade at most so many rows.
 
     Raises:
@@ -202,13 +196,11 @@ async def grade_records(
     """Grade both answers of every row and commit the grades, each pair as it is made.
 
     Args:
-        store: the decision record.
         config: holds the judge, and the folder of a function's module.
         rows: from `read_backlog`.
         grade: exact, regex, json-equal, judge, human, or python:MODULE:FUNCTION.
         concurrency: rows in flight at once; a person is asked one by one.
         max_cost: dollars that this run may cost.
-        progress: called after every row.
 
     Raises:
         CostLimitError: the next call could exceed max_cost; the grades so far are stored.
@@ -335,9 +327,6 @@ def begin_review(
     """Return how a team is to be asked about a batch, and keep it in the folder, where it stays as it was.
 
     Args:
-        config: has the team.
-        batch: the batch.
-        folder: of the batch.
         team: a section [teams.NAME].
         labels: to choose from, besides those that the machine gave.
         instructions: shown above every item.
@@ -396,10 +385,6 @@ async def ask_team(
     Those that are there stay as they are, and those that nobody needs a label of any more are withdrawn.
 
     Args:
-        store: holds the queue.
-        config: has the team.
-        batch: the batch.
-        folder: of the batch.
         review: how the team is asked.
         rest: ask also about what is left to experts, not only about the sample.
     """

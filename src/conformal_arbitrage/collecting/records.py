@@ -200,10 +200,6 @@ async def pair_log_of(store: Store, policy: str) -> ScoreLog:
     its scores, so each counts alike. Only rows of the models that served last count, and of a session that requests name the
     first: a row, once counted, stays, so that limits may be looked at again and again.
 
-    Args:
-        store: the decision record.
-        policy: the policy's name.
-
     Raises:
         StoreError: there are no such rows, or the policy is a cascade or decides by session.
     """
@@ -448,8 +444,6 @@ async def score_log_of(
     """Return the decisions of a policy as a score log, oldest first; one row per session.
 
     Args:
-        store: the decision record.
-        policy: the policy's name.
         identities: of the models at hand; the log carries them if these models made every row.
         everything: include rows that were chosen by their scores; the log is then marked as unfit for calibration.
         session_idle: seconds after its last turn when a session is over.
@@ -476,11 +470,7 @@ async def score_log_of(
 
 
 def refuse_unlike_rows(facts: RecordFacts, policy: str, *, everything: bool) -> None:
-    """Refuse rows that do not make a log.
-
-    Raises:
-        StoreError: there are none, or the policy was served in both forms.
-    """
+    """Refuse rows that do not make a log."""
     if not facts.rows:
         fitness = "" if everything else " that are fit for calibration"
         raise StoreError(f"policy {policy!r} has no decisions on record{fitness}")
@@ -542,11 +532,7 @@ async def fit_records(store: Store, policy: str) -> list[DecisionRecord]:
 
 
 def fit_only(decisions: Sequence[DecisionRecord], policy: str) -> list[DecisionRecord]:
-    """Return those of the decisions of a policy that are fit for calibration.
-
-    Raises:
-        StoreError: there are none.
-    """
+    """Return those of the decisions of a policy that are fit for calibration."""
     records = [record for record in decisions if is_fit(record.decision)]
     if not records:
         raise StoreError(
@@ -616,8 +602,6 @@ async def cascade_log_of(
     none of them counts, audited or not.
 
     Args:
-        store: the decision record.
-        policy: the policy's name.
         models: the cheap models in the order of [cascade].
         guardian: the Guardian's name.
         identities: of the models at hand; the log carries them if these models made every row.
@@ -753,8 +737,6 @@ async def write_record_parts(
     """Write the decisions of a policy into a folder, as part-00000.parquet and so on, oldest first.
 
     Args:
-        store: the decision record.
-        policy: the policy's name.
         folder: where to write; it must be empty, or not there yet.
         rows_per_file: how many rows a file has; the last may have fewer.
         window: which decisions count; without an end, those recorded before now.

@@ -78,7 +78,6 @@ class LookedPoint:
     """What a budget would give, estimated on the looking part.
 
     Attributes:
-        alpha: the risk budget.
         share: of the queries that go to the Guardian.
         loss: the mean loss of the others' answers and theirs.
     """
@@ -175,7 +174,6 @@ class RenewablePolicy:
     """A policy and what makes its rows comparable.
 
     Attributes:
-        name: the policy's.
         identities: of its models, by role.
         human_guardian: whether people answer as the Guardian, which takes days.
         secret: the project's; it signs.
@@ -209,7 +207,6 @@ class Outlook:
     """Where a policy stands in its schedule. It says nothing of what a renewal would give: nobody is to look at that.
 
     Attributes:
-        policy: its name.
         version: the version in force.
         certificate: the certificate in force, with its key.
         chain: where it stands.
@@ -281,11 +278,7 @@ async def outlook(store: Store, policy: RenewablePolicy, *, now: float) -> Outlo
 
 
 async def _refuse_excluded(store: Store, policy: str, chain: RenewalChain) -> None:
-    """Refuse to mix rows from before and after a key was excluded, or an exclusion ended.
-
-    Raises:
-        OptionError: that was since the chain began, or a key is excluded now.
-    """
+    """Refuse to mix rows from before and after a key was excluded, or an exclusion ended."""
     exclusions = (await store.run(policies.exclusions, [policy]))[policy]
     if exclusions.keys or exclusions.at > chain.since:
         raise OptionError(
@@ -321,12 +314,7 @@ async def _history(store: Store, policy: str) -> list[PolicyVersion]:
 
 
 def _refuse_replaced(history: Sequence[PolicyVersion], policy: RenewablePolicy) -> None:
-    """Refuse models that a later version replaces: their rows must not renew a certificate of other models.
-
-    Raises:
-        StoreError: the newest version was made with other models, and an earlier one with these.
-        OptionError: it is of a cascade.
-    """
+    """Refuse models that a later version replaces: their rows must not renew a certificate of other models."""
     if is_cascade(history[0].certificate):
         refuse_combination("renewal", "path")
     versions = [version for version in history if _made_with(version, policy.identities)]

@@ -140,12 +140,7 @@ class RecordRoutes:
         return json_response({"id": record.id, "status": "recorded"})
 
     def _check_grades(self, feedback: Feedback, record: DecisionRecord, caller: Caller) -> None:
-        """Check who grades both answers, and that a second grading says why.
-
-        Raises:
-            RequestError: a calling key grades its own decisions and the policy does not allow that, or the decision has
-                grades already and there is no reason.
-        """
+        """Check who grades both answers, and that a second grading says why."""
         if caller.scope == "call" and not self._policies.lets_callers_grade(record.policy):
             raise RequestError(
                 f"grades feed the next calibration, so they need a key of scope review, or callers_grade = true in "

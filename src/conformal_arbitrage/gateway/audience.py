@@ -99,7 +99,6 @@ class Caller:
     """Who is calling.
 
     Attributes:
-        id: of the API key.
         scope: what the key permits.
         policies: the only policies it is good for; None for all.
         label: the key's, which names a person on a team.
@@ -127,11 +126,7 @@ class Caller:
         """Refuse a policy that the key is not good for, whether or not there is such a policy.
 
         Args:
-            policy: its name.
             named: what the request calls it, if it is another name.
-
-        Raises:
-            RequestError: it is not.
         """
         if not self.sees(policy):
             raise RequestError(
@@ -140,11 +135,7 @@ class Caller:
             )  # fmt: skip
 
     def check_unbound(self, what: str) -> None:
-        """Refuse what concerns all policies to a key that is bound to some.
-
-        Raises:
-            RequestError: it is bound.
-        """
+        """Refuse what concerns all policies to a key that is bound to some."""
         if self.policies is not None:
             raise RequestError(
                 f"this key is bound to {', '.join(self.policies)}; {what} needs one that is not", status=403,
@@ -156,7 +147,6 @@ class Views:
     """The store as each caller reaches it.
 
     Args:
-        store: the whole store.
         awaits: for admins, and then for reviewers, who must not recognize a later question by an earlier decision.
     """
 

@@ -57,8 +57,6 @@ class GradingFeed:
     """Puts answers into the review queue, in the background.
 
     Args:
-        store: holds the record and the queue.
-        config: which policies are graded by people.
         secret: the project's; decides which answer is shown first, and which pairs get a second opinion.
     """
 
@@ -180,9 +178,6 @@ class Auditor:
     """Runs audits queued in the store.
 
     Args:
-        store: where audits wait.
-        policies: whose Guardians are asked.
-        metrics: counts attempts and what they cost.
         deadline: seconds after which an audit that keeps failing is recorded as missing.
     """
 

@@ -90,9 +90,6 @@ class Authenticator:
     """Identifies callers by their API key.
 
     Until the first key is created, callers on loopback need none; from then on everyone does.
-
-    Args:
-        store: where keys are kept.
     """
 
     def __init__(self, store: Store) -> None:
@@ -126,7 +123,6 @@ class Authenticator:
         """Identify the caller and check that their key allows what they ask for.
 
         Args:
-            authorization: the header of that name.
             host: the header of that name; checked while no key exists, so that a web page cannot call through the
                 browser of this machine.
             scope: what the route needs.
@@ -162,11 +158,7 @@ class Authenticator:
 
 
 def check_own_machine(host: str, peer: str | None) -> None:
-    """Refuse whoever has no key and is not on this machine, by their address and by the Host header that they send.
-
-    Raises:
-        RequestError: they are elsewhere.
-    """
+    """Refuse whoever has no key and is not on this machine, by their address and by the Host header that they send."""
     if peer is not None and not is_loopback(peer):
         raise RequestError(
             f"without API keys only callers on this machine are served, not {peer:.80}", status=403, code="wrong_host"
@@ -175,11 +167,7 @@ def check_own_machine(host: str, peer: str | None) -> None:
 
 
 def check_own_host(header: str) -> None:
-    """Refuse a Host header that does not name this machine's loopback.
-
-    Raises:
-        RequestError: it names another.
-    """
+    """Refuse a Host header that does not name this machine's loopback."""
     name = header.rsplit(":", 1)[0] if re.search(r":\d*$", header) and not header.endswith("]") else header
     host = name.strip("[]")
     if not is_loopback(host):

@@ -780,10 +780,7 @@ class Chunks:
     """The server-sent events of one completion; the first and the last chunk carry `arbitrage`, [DONE] comes last.
 
     Args:
-        policy: the policy that decided.
-        outcome: the decision.
         include_usage: whether a chunk with the token counts comes before the end.
-        menu: what was chosen from, if anything.
     """
 
     def __init__(self, policy: LivePolicy, outcome: Outcome, *, include_usage: bool, menu: Menu | None) -> None:
@@ -855,7 +852,6 @@ async def event_stream(send: Send, policy: str, *, patient: bool = False) -> Asy
 
     Args:
         send: where to.
-        policy: which policy answers, for the log.
         patient: send no comment before the first piece, so that an error can still have a status of its own.
     """
     events = EventStream(send)

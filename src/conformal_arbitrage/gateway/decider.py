@@ -102,7 +102,6 @@ class Case(Struct, frozen=True, kw_only=True):
     """A question that is being decided.
 
     Attributes:
-        policy: the policy in force.
         caller_id: whose call it is.
         question: what is recorded of it for an audit.
         overridden: why a request has no guarantee that overrides a pinned setting, or whose key is excluded; else None.
@@ -151,7 +150,6 @@ class Decider:
         """Begin to choose from a menu, or to answer in free text or with tool calls; whoever takes the steps closes them.
 
         Args:
-            policy: the policy in force.
             question: the question with its menu, or the chat request.
             caller_id: whose call it is.
             earlier: the record of an earlier attempt, which is continued: its Primary is not asked again.
@@ -424,11 +422,7 @@ def _text_pair(policy: LivePolicy) -> TextPair:
 
 
 def _overridden(policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
-    """Return why a request has no guarantee that overrides a pinned setting of either model.
-
-    Raises:
-        RequestError: the policy is strict, and the request is not like those that were calibrated on.
-    """
+    """Return why a request has no guarantee that overrides a pinned setting of either model."""
     differing = {} if SETTINGS.keys().isdisjoint(body) else overridden(body, identities_of_pair(policy.pair))
     if policy.settings.strict:
         _require_calibrated(policy, body, differing)
@@ -436,11 +430,7 @@ def _overridden(policy: LivePolicy, body: Mapping[str, Any]) -> str | None:
 
 
 def _require_calibrated(policy: LivePolicy, body: Mapping[str, Any], differing: Mapping[str, str]) -> None:
-    """Refuse a request whose settings, tools or schemas leave it without a guarantee.
-
-    Raises:
-        RequestError: 422, with the first field and what to do.
-    """
+    """Refuse a request whose settings, tools or schemas leave it without a guarantee."""
     for name, remedies in differing.items():
         raise RequestError(remedies, status=422, code="pinned_setting", param=name)
     if isinstance(policy.rule, ConformalRouter | CascadeRouter):
@@ -658,9 +648,6 @@ async def held_turn(
     """Yield the decision of a later turn as `ConformalRouter.steps` does.
 
     Args:
-        rule: the policy's rule, which knows both models.
-        request: the chat request, with its id.
-        conversation: the session.
         pending: what an earlier attempt at this turn came to.
         audited: whether the session was drawn for an audit.
         live: yield the Guardian's chunks as they arrive.
@@ -702,8 +689,6 @@ class GuardianCalls:
     """The most questions to the Guardian in any minute.
 
     Args:
-        store: what the gateways share.
-        limit: questions.
         live_share: the share that audits leave.
     """
 
@@ -728,8 +713,6 @@ class GuardianSpending:
     """The most dollars for the Guardian in any hour.
 
     Args:
-        store: what the gateways share.
-        limit: dollars.
         live_share: the share that audits leave.
     """
 

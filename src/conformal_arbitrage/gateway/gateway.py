@@ -105,11 +105,7 @@ class Drain:
             act()
 
     def check(self) -> None:
-        """Refuse to be called ready once it has begun.
-
-        Raises:
-            RequestError: it has.
-        """
+        """Refuse to be called ready once it has begun."""
         if self.begun:
             raise RequestError("the gateway is about to stop; send requests elsewhere", status=503, code="draining")
 
@@ -127,7 +123,6 @@ async def application(
     """Open a configuration's store and models, each once, and yield the gateway over them.
 
     Args:
-        config: the whole configuration.
         log: takes a line of JSON for every request.
         metrics: where things are counted; without it, only requests and decisions are.
         clock: the time by which the outcomes of audits are due, in seconds since 1970.
@@ -169,15 +164,8 @@ class Gateway:
     """A gateway over a store and models that are open.
 
     Args:
-        config: the whole configuration.
-        store: the record of decisions.
-        models: builds the models of all policies.
-        secret: the project's.
-        webhooks: who is told of events.
-        metrics: where things are counted.
         log: takes a line of JSON for every request.
         clock: the time by which outcomes are due, in seconds since 1970.
-        telemetry: records requests, if configured.
         drain: whether the gateway is about to stop.
 
     Attributes:
@@ -429,11 +417,7 @@ class Gateway:
         return None
 
     async def _check_store(self) -> None:
-        """Check that a decision could be recorded; all who ask at the same time share one check.
-
-        Raises:
-            StoreError: it could not, or that is not known yet.
-        """
+        """Check that a decision could be recorded; all who ask at the same time share one check."""
         if self._checking is None or self._checking.done():
             self._checking = asyncio.ensure_future(self.store.writable())
             self._checking.add_done_callback(_retrieve)
@@ -542,11 +526,7 @@ def identities_of(config: Config, policy: str) -> dict[str, Any]:
 
 
 def _telemetry() -> "Telemetry":
-    """Set up OpenTelemetry.
-
-    Raises:
-        ConfigError: its packages are not installed.
-    """
+    """Set up OpenTelemetry."""
     try:
         from conformal_arbitrage.gateway.telemetry import Telemetry
     except ModuleNotFoundError as error:
@@ -557,11 +537,7 @@ def _telemetry() -> "Telemetry":
 
 
 def _check_people(config: Config) -> None:
-    """Refuse a person as a model where there is neither a team nor a terminal to ask at.
-
-    Raises:
-        ConfigError: a person without a team is configured, and standard input is not a terminal.
-    """
+    """Refuse a person as a model where there is neither a team nor a terminal to ask at."""
     used = [
         config.section_of(policy, role)
         for policy in config.policies

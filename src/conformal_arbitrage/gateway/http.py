@@ -59,7 +59,6 @@ class Exchange:
 
     Attributes:
         policy: the policy it is for, once that is known.
-        reply: what was sent.
     """
 
     policy: str = ""
@@ -70,9 +69,6 @@ class Incoming(Request):
     """An admitted request, with its caller and its whole body.
 
     Attributes:
-        caller: whose key it came with.
-        content: the body.
-        idempotency_key: the header of that name, if any.
         send: where a handler that streams sends its response.
         exchange: where a handler notes the policy that a request is for.
     """
@@ -106,15 +102,11 @@ class RouteEndpoint:
     """One route that needs a key: identifies the caller, reads the body and runs the handler within the limits.
 
     Args:
-        handler: answers a request.
         path: the route's path, as metrics name it.
         scope: what a caller's key must allow.
-        authenticator: identifies callers.
         refresher: brings keys and policies up to date first.
         limits: on requests, which count once they are whole.
         largest_body: in bytes.
-        access: counts and logs requests.
-        trace: records requests.
     """
 
     def __init__(

@@ -88,7 +88,6 @@ class Housekeeper:
     """Keeps a store in order, in the background.
 
     Args:
-        store: what is kept in order.
         retain_days: after how many days decisions are removed; None keeps them.
     """
 
@@ -128,11 +127,6 @@ class WebhookSender:
 
     Messages are sent at least once: they wait in the store, any gateway of the database sends them, and one that dies
     while sending leaves a lease that ends. Every webhook is served on its own, so that none waits for another.
-
-    Args:
-        store: where messages wait.
-        webhooks: the receivers.
-        metrics: counts attempts.
     """
 
     def __init__(self, store: Store, webhooks: Sequence[WebhookEndpoint], metrics: Metrics) -> None:

@@ -217,7 +217,6 @@ class Metrics:
         """Count recorded decisions, their legs, and the audits they were drawn for.
 
         Args:
-            policy: the policy's name.
             outcomes: of one request.
             seconds: how long it took; what was not spent in legs is overhead.
         """

@@ -139,7 +139,6 @@ class LivePolicy:
         guarantee: what the certificate promises: on average over calibrations, or with high probability.
         forfeited: why no decision has a guarantee, whatever the request; None if nothing stands against one.
         lifts: how often alarms of this version were lifted.
-        alarm: the one that stands.
         watched: what its monitor needs to know; None without a monitor.
         unwatched: why there is none.
         guarded: how many known losses the threshold in force rests on; None without a guard.
@@ -173,8 +172,6 @@ class PolicyTable:
     """All policies in force.
 
     Args:
-        config: names, settings and initial certificates.
-        store: where installed versions are kept.
         pairs: the models, by policy.
         secret: the project's; certificates must be signed with it.
     """
@@ -313,8 +310,6 @@ class PolicyTable:
         """Bind a certificate to the models of a policy; its guarantee, its key and its identities are checked.
 
         Args:
-            name: the policy's.
-            document: the certificate.
             version: which is to be put in force; None to check only.
 
         Raises:
@@ -548,11 +543,7 @@ def _watched(live: LivePolicy, certificate: Certificate) -> LivePolicy:
 
 
 def _check_allowed(live: LivePolicy) -> None:
-    """Refuse to allow a difference that there cannot be, so that nobody relies on a typo.
-
-    Raises:
-        ConfigError: neither the certificate nor the models have something of that name.
-    """
+    """Refuse to allow a difference that there cannot be, so that nobody relies on a typo."""
     now = identities_of_pair(live.pair, live.settings.group)
     known = allowable({} if live.rule is None else live.rule.certificate.identities, now)
     for name in live.settings.allow:
@@ -569,7 +560,6 @@ def identities_of_pair(pair: ModelPair, group: str | None = None) -> dict[str, I
     """Return the identities of both models by role, or of all models of a cascade by name.
 
     Args:
-        pair: the models.
         group: where requests name their group, if they do: groups of another source are other groups.
     """
     if pair.models:
@@ -630,8 +620,6 @@ def expired_policy(live: "LivePolicy", now: float, decisions: int | None) -> "Li
     """Return a policy without its guarantee if its certificate has expired, and in shadow mode if so set.
 
     Args:
-        live: the policy.
-        now: the time.
         decisions: how many there were under its certificate, if they are counted.
     """
     reason = age_limits(live.settings).expiry((now - live.installed) / DAY, decisions)
@@ -707,8 +695,6 @@ async def install_files(
     """Install each certificate file that changed since the last start; return what was installed.
 
     Args:
-        config: names the files.
-        store: where versions are kept.
         check: raises for a certificate that a policy of this configuration cannot be served with.
     """
     named = [(name, settings.certificate) for name, settings in config.policies.items() if settings.certificate]
@@ -744,11 +730,7 @@ async def _install_file(
 
 
 async def require_installed(config: Config, store: Store) -> None:
-    """Check that every policy with a certificate file has a version, where a start installs none.
-
-    Raises:
-        StoreError: one has none.
-    """
+    """Check that every policy with a certificate file has a version, where a start installs none."""
     installed = {version.name for version in await store.run(policies.active)}
     for name, settings in config.policies.items():
         if settings.certificate and name not in installed:
@@ -773,11 +755,7 @@ def note_of_start(config: Config, version: PolicyVersion) -> str:
 
 
 def check_intact(version: PolicyVersion) -> None:
-    """Refuse a version that is not what was installed.
-
-    Raises:
-        CertificateError: it was changed in the store, or a later version was removed.
-    """
+    """Refuse a version that is not what was installed."""
     if not version.intact:
         raise CertificateError(
             f"policy {version.name}, version {version.version}: it is not what was installed last; run `arbitrage records "
@@ -792,7 +770,6 @@ def pairs_of(models: Models, quota: Quota | None = None, queue: ReviewQueue | No
     """Return the two models of every policy; policies with the same models in the same form share them.
 
     Args:
-        models: builds them.
         quota: limits how often Guardians are asked, if given; people limit themselves.
         queue: where people are asked who are a Guardian; None if only identities are wanted.
 
@@ -854,11 +831,7 @@ def _cascade(models: Models, form: Form, quota: Quota | None) -> ModelPair:
 
 
 def check_spending(config: Config, models: Models) -> None:
-    """Check that the largest cost of every Guardian call is known, once all pairs are built.
-
-    Raises:
-        ConfigError: it is not, and there is a limit on cost.
-    """
+    """Check that the largest cost of every Guardian call is known, once all pairs are built."""
     if config.gateway.guardian_cost_per_hour is None:
         return
     for policy in config.policies:

@@ -35,13 +35,6 @@ class Renewer:
 
     Several gateways may find the same renewal due; the first to install it wins, and the others see that it is done.
     After an alarm a person has to renew the certificate, since that ends safe mode.
-
-    Args:
-        config: which policies are renewed.
-        store: holds the rows and the versions.
-        policies: what is in force, and with which models.
-        secret: signs.
-        clock: tells the time.
     """
 
     def __init__(
@@ -71,11 +64,7 @@ class Renewer:
                     _log.warning("%s", problem, extra={"policy": name})
 
     async def run(self, watcher: Watcher) -> None:
-        """Renew what is due, until cancelled.
-
-        Args:
-            watcher: tells which policies are amber.
-        """
+        """Renew what is due, until cancelled."""
         while True:
             await self.run_once(watcher)
             await asyncio.sleep(RENEW_EVERY)

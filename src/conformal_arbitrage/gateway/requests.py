@@ -88,7 +88,6 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
         content: its body, from which any gateway can read it again.
         caller_id: whose key it came with.
         key: its idempotency key, if any.
-        policy: the policy in force.
         questions: each with an id of its own.
         render: makes the reply from the outcomes, one for each question.
         live: renders an answer in free text while it is being written, if the reply is streamed.
@@ -231,12 +230,8 @@ class DecisionRoutes:
         """Return the reply to a request; one that streams has been sent then, unless it was given before.
 
         Args:
-            request: the request.
             receive: tells when the caller disconnects; None if nobody waits for the reply.
             events: where a reply is sent that streams.
-
-        Raises:
-            RequestError: 409 while people decide.
         """
         result = await self._idempotency.reply(request, partial(self._decide_and_send, events), receive)
         if isinstance(result, Waiting):
@@ -304,8 +299,6 @@ class DecisionRoutes:
         Each outcome is noted, and one that must not be lost is recorded before the next model is asked.
 
         Args:
-            attempt: at the request.
-            place: of the question.
             take: takes the Guardian's chunks as they come, with the outcome so far.
         """
         request, policy = attempt.request, attempt.request.policy
@@ -410,11 +403,7 @@ class DecisionRoutes:
                 return
 
     async def _commit(self, attempt: "Attempt", outcomes: Sequence[Outcome], start: float) -> Replied:
-        """Render the reply and commit it with the decisions.
-
-        Raises:
-            GuardianError: the Guardian failed.
-        """
+        """Render the reply and commit it with the decisions."""
         policy, reviewed = attempt.request.policy, attempt.is_reviewed
         if reviewed and any(outcome.decision.answer is None for outcome in outcomes):
             return await self._reviews.commit_expired(attempt)
@@ -477,9 +466,7 @@ class DecisionRoutes:
         """Let a session begin or go on with the first outcome of a turn, before anything is sent.
 
         Args:
-            request: under a policy that decides by session.
             name: the session's.
-            outcome: of the turn.
             version: of the policy when the session began.
 
         Raises:
@@ -580,11 +567,7 @@ async def all_settled(calls: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Re
 
 
 def _require_answers(policy: LivePolicy, outcomes: Sequence[Outcome]) -> None:
-    """Refuse to answer if the Guardian failed; the records are kept nevertheless.
-
-    Raises:
-        GuardianError: the Guardian failed.
-    """
+    """Refuse to answer if the Guardian failed; the records are kept nevertheless."""
     for outcome in outcomes:
         if outcome.decision.answer is None:
             passed_on = policy.pair.form == "text"  # on a menu, models are asked in a prompt of ours
@@ -596,11 +579,7 @@ def _finish_of(policy: LivePolicy, outcome: Outcome) -> str:
 
 
 def _response(reply: Replied) -> Response:
-    """Return the response to a request that does not stream.
-
-    Raises:
-        RequestError: people have not decided in time.
-    """
+    """Return the response to a request that does not stream."""
     saved = reply.response
     if saved.status != 200 and not reply.replayed:
         raise error_again(saved)
@@ -630,7 +609,6 @@ class Attempt:
     idempotency key that is being sent is finished even if the caller leaves, so that the key has one reply.
 
     Attributes:
-        request: the request.
         claim: of its idempotency key; a request without one has a claim once people are asked.
         progress: how far each decision has come, by the place of its question.
         state: how far the reply has come.
@@ -884,8 +862,6 @@ class Idempotency:
     """Gives each idempotency key one reply.
 
     Args:
-        store: where keys and replies are kept.
-        metrics: counts commits and replays.
         places: of requests that wait for another with the same key.
     """
 
@@ -901,7 +877,6 @@ class Idempotency:
         """Return the reply that was given under the request's key, else answer while its caller waits.
 
         Args:
-            request: the request.
             answer: makes the attempt.
             receive: tells when the caller disconnects; None if nobody waits for the reply.
 
@@ -1052,7 +1027,6 @@ class ReviewedRequests:
     """The part of a request's road that leads past people.
 
     Args:
-        store: holds the queue.
         queue: where callers wait.
         idempotency: gives a request without a key a name to come back under.
         decider: says what to record.

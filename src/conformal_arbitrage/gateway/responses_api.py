@@ -285,14 +285,7 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 
 class ResponseEvents:
-    """The events of one response; the first and the last carry `arbitrage`. Items are closed at the end, all together.
-
-    Args:
-        shape: renders the response itself.
-        policy: the policy that decided.
-        outcome: the decision.
-        menu: what was chosen from, if anything.
-    """
+    """The events of one response; the first and the last carry `arbitrage`. Items are closed at the end, all together."""
 
     def __init__(self, shape: ResponseShape, policy: LivePolicy, outcome: Outcome, menu: Menu | None) -> None:
         self._shape = shape

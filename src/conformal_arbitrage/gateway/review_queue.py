@@ -187,9 +187,6 @@ class Assignment:
     Attributes:
         kind: whether to choose an option, or to grade answers.
         token: to vote with.
-        policy: whose question it is.
-        instructions: how to answer.
-        context: the question.
         options: what to choose from, or the answers to grade, in the order to show.
         lease: seconds that it is theirs without a sign of life.
         primary_choice: the place of what the Primary would choose, where people are shown it; the same in an audit.
@@ -206,11 +203,7 @@ class Assignment:
 
 
 class WaitingPlaces:
-    """The places of requests that are held until something happens: so many for each key, so that others find room.
-
-    Args:
-        most: places for each key.
-    """
+    """The places of requests that are held until something happens: so many for each key, so that others find room."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -243,8 +236,6 @@ class ReviewQueue:
     """The queue of questions for people: callers wait on it, and reviewers take from it.
 
     Args:
-        store: holds the queue.
-        teams: who is on which team.
         secret: the project's; decides which questions get a second opinion, and when audits are due.
         places: of callers who wait.
     """
@@ -283,7 +274,6 @@ class ReviewQueue:
             purpose: of the question.
             query: what they are asked, perhaps with a part of its menu.
             size: the number of actions of the whole menu.
-            policy: whose question it is.
             identities: fingerprint of the identities of its models.
             drawn: the audit coin drew it.
             primary: the Primary's scores, which people may be shown the first choice of.
@@ -414,16 +404,11 @@ class ReviewQueue:
         """Vote for an option by its place as shown, or give every answer a grade, in the order shown.
 
         Args:
-            reviewer: who votes.
-            token: of the question.
             vote: the option's place, or the grades.
             active: seconds that they were active.
 
         Returns:
             Seconds until the vote counts; None if the place was given to someone else.
-
-        Raises:
-            RequestError: there is no such option or grade, or the question takes the other kind of vote.
         """
         question = await self._store.run(reviews.held_question, token, reviewer.name)
         place = place_of_vote(question, vote)
@@ -502,13 +487,7 @@ def _scores(outcome: ReviewOutcome, query: Query) -> Scores:
 
 
 class VoteCounter:
-    """Counts votes, and completes requests whose callers are gone; every gateway has one, and any may do any of it.
-
-    Args:
-        store: holds the votes.
-        queue: tells callers.
-        complete: finishes a stored request.
-    """
+    """Counts votes, and completes requests whose callers are gone; every gateway has one, and any may do any of it."""
 
     def __init__(self, store: Store, queue: ReviewQueue, complete: Callable[[ReviewRequest], Awaitable[None]]) -> None:
         self._store = store
@@ -615,7 +594,6 @@ class ReviewerFigures:
     """What one person did in thirty days.
 
     Attributes:
-        reviewer: who.
         votes, skips: how many.
         median, p90: seconds that a question was before them until they voted; None without votes.
         opinions: questions on which someone else gave an opinion too, for that purpose.
@@ -641,7 +619,6 @@ class TeamFigures:
         votes, skips, median, p90: as in `ReviewerFigures`.
         agreement: on questions with a second opinion; None if there are too few.
         grade_agreement: likewise on answers that two people graded.
-        reviewers: everybody who voted or skipped.
     """
 
     backlog: TeamBacklog

@@ -188,12 +188,7 @@ _PORT = re.compile(r"(\d+(?:\.\d+){3}|\[.*\]):\d+")
 
 
 class Connections:
-    """All connections of one server, and the limits on them.
-
-    Args:
-        config: the limits.
-        metrics: counts the connections that were closed, by reason.
-    """
+    """All connections of one server, and the limits on them."""
 
     def __init__(self, config: GatewayConfig, metrics: Metrics) -> None:
         self.config = config

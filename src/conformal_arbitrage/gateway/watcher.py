@@ -50,13 +50,7 @@ _CAUSES: Mapping[str, Cause] = {"losses": "losses", "failing audits": "failing a
 
 
 class Watcher:
-    """Follows the ledgers of the policies in force.
-
-    Args:
-        store: where the ledgers are.
-        policies: which are in force.
-        clock: the time, in seconds since 1970.
-    """
+    """Follows the ledgers of the policies in force."""
 
     def __init__(
         self,

@@ -135,11 +135,7 @@ def allowable(then: Literal["unbound"] | Mapping[str, Identity], now: Mapping[st
 
 
 def _excused(different: Mapping[str, str], allow: Collection[str]) -> str | None:
-    """Return the differences, all of them allowed, as the reason for which there is no guarantee; None without any.
-
-    Raises:
-        StaleCalibrationError: one is not allowed.
-    """
+    """Return the differences, all of them allowed, as the reason for which there is no guarantee; None without any."""
     refused = [name for name in different if name not in allow]
     if refused:
         listed = "; ".join(f"{name}: {different[name]}" for name in refused)

@@ -78,12 +78,7 @@ class Extras:
 
 
 class Models:
-    """The models of a configuration; use as `async with Models(config) as models`.
-
-    Args:
-        config: the configuration.
-        extras: further wrappers around every port.
-    """
+    """The models of a configuration; use as `async with Models(config) as models`."""
 
     def __init__(self, config: Config, extras: Extras | None = None) -> None:
         self.config = config
@@ -326,7 +321,6 @@ async def open_record(config: Config, *, migrating: bool = True) -> Store:
     A secret is made only for a database that is not there yet; afterwards `ProjectSecret.find` gives the right one.
 
     Args:
-        config: the configuration.
         migrating: whether to bring its tables to this release; if not, they must be there.
 
     Raises:

@@ -37,7 +37,6 @@ class RepeatNoise:
         repeats: how often it was asked.
         spread: the largest lead (or confidence) minus the smallest.
         decimals: of the scores; None if they have more than six.
-        spent: what the answers took.
     """
 
     repeats: int
@@ -116,7 +115,6 @@ class ProbeResult:
 
     Attributes:
         role: its section, which is its role in the short form.
-        kind: the kind of scorer.
         problem: why it cannot be used; None if it can.
         pinned: the values to write into the configuration.
         priced: whether its cost is known.
@@ -208,12 +206,7 @@ async def _probe(
 
 
 async def _check_members(config: Config, role: Section, model: ModelConfig, result: ProbeResult) -> None:
-    """Ask every endpoint of a pool by itself: all must serve the same model string.
-
-    Raises:
-        UpstreamError: one fails.
-        ReplyError: one serves another.
-    """
+    """Ask every endpoint of a pool by itself: all must serve the same model string."""
     unpinned = None if result.pinned is None else structs.replace(result.pinned, served=None)
     served, members = result.served, model.members()
     for url, member in members.items():

@@ -28,7 +28,6 @@ class ReviewTerms:
 
     Attributes:
         name: the team's.
-        team: who is on it.
         panel, rule: how votes are counted.
         instructions: shown above every question.
         overlap: the share of questions with a second opinion.
@@ -98,7 +97,6 @@ class GradingTerms:
 
     Attributes:
         name: the team's.
-        team: who is on it.
         panel: how many grade each pair.
         instructions: shown above every pair.
         overlap: the share of pairs with a second opinion.

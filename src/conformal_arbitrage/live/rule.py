@@ -229,7 +229,6 @@ class ConformalRouter:
         A final decision without an answer is one whose Guardian failed, with no safe answer to give.
 
         Args:
-            request: the chat request, with its id.
             pending: what the Primary's answer led to at an earlier attempt; the Primary is not asked again.
             live: yield the Guardian's chunks as they arrive, before the final decision.
         """
@@ -316,11 +315,7 @@ class CascadeRouter(_Cascade[Answerer]):
     """The calibrated cascade over free text and tool calls."""
 
     async def decide(self, request: ChatRequest) -> Decision:
-        """Decide whose answer is given.
-
-        Raises:
-            GuardianError: the Guardian was to answer and could not, and there is no safe answer.
-        """
+        """Decide whose answer is given."""
         return await _decided(self.steps(_identified(request)), _NO_SAFE_ANSWER)
 
     async def steps(
@@ -329,7 +324,6 @@ class CascadeRouter(_Cascade[Answerer]):
         """Yield the decision so far after each model, and the final one if the Guardian must complete it.
 
         Args:
-            request: the chat request, with its id.
             pending: what an earlier attempt came to. No model is asked again: what the later ones of its chain might have
                 said is left out, and the Guardian answers.
             live: yield the Guardian's chunks as they arrive, before the final decision.
@@ -370,11 +364,7 @@ class CascadeChooser(_Cascade[Scorer]):
     """The calibrated cascade over menus."""
 
     async def decide(self, query: Query) -> Decision:
-        """Decide who chooses, and choose.
-
-        Raises:
-            GuardianError: the Guardian was to decide and could not, and there is no safe action.
-        """
+        """Decide who chooses, and choose."""
         return await _decided(self.steps(_checked_query(query)), _NO_SAFE_ACTION)
 
     async def steps(self, query: Query, pending: Decision | None = None) -> AsyncGenerator[Decision]:
@@ -447,7 +437,6 @@ class RandomRouter:
 
     Attributes:
         probability: the share that goes to the Guardian.
-        rng: the source of randomness.
     """
 
     primary: Scorer
@@ -515,11 +504,7 @@ async def _guardian_steps(
 
 
 async def _decided(steps: AsyncGenerator[Decision] | AsyncGenerator[Decision | Chunk], remedy: str) -> Decision:
-    """Return the last decision of a rule's steps.
-
-    Raises:
-        GuardianError: it has no answer.
-    """
+    """Return the last decision of a rule's steps."""
     decision: Decision | None = None
     async for step in steps:
         decision = step if isinstance(step, Decision) else decision
@@ -570,9 +555,7 @@ def with_choice(
     """Complete a pending decision with the Guardian's choice; if it failed, with the safe action, or with none.
 
     Args:
-        pending: the decision so far.
         query: the question with its whole menu.
-        guardian: the Guardian's leg.
         safe_action: the text of the action to take if it failed.
         shown: the question as the Guardian was shown it, if that was only a part of the menu.
     """
@@ -620,7 +603,6 @@ def guardian_failure(leg: Leg, remedy: str | None = None, *, passed_on: bool = F
     """Return the error for a decision that could not be made because a model failed.
 
     Args:
-        leg: the failure.
         remedy: what else could be done.
         passed_on: whether the model got the caller's own request, so that what it says about that is for the caller.
     """

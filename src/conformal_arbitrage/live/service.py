@@ -115,9 +115,6 @@ class GuardStanding:
 class CertificateGuard:
     """Raises a certificate's threshold with every loss, and lowers it again, never below the certificate's.
 
-    Args:
-        certificate: what is guarded.
-
     Raises:
         CertificateError: it does not have the quantiles of its margins.
         OptionError: there is no proof for such a certificate.
@@ -236,11 +233,8 @@ def age_of(
     """Return how old what is known of a certificate is.
 
     Args:
-        certificate: what is in force.
         known: the known losses of its ledger.
         installed: when it was installed, in seconds since 1970.
-        now: the time.
-        audit_rate: the share of decisions that the coin draws.
         limits: when it is not to be relied on any more.
         decisions: how many there were under it, if they are counted.
     """
@@ -366,10 +360,6 @@ class LedgerWatch:
     """Follows one ledger.
 
     Args:
-        store: where the ledger is.
-        key: which one.
-        lines: what it is watched against.
-        audit_rate: the share of decisions that the coin draws now.
         guard: takes the losses as they become known, if the policy has a guard.
 
     Attributes:
@@ -524,12 +514,9 @@ class WatchedLedger:
     """A ledger, the certificate it belongs to, and what it is watched against.
 
     Attributes:
-        key: which ledger.
-        version: the policy's version.
         certificate: what was in force; None if the stored document cannot be read.
         lines: what it is watched against; None without a monitor.
         unwatched: why there is none.
-        rows: the ledger itself.
     """
 
     key: LedgerKey
@@ -560,7 +547,6 @@ class PolicyStanding:
         alarm: the alarm that stands, if any.
         mode: "safe" after an alarm, else as configured.
         allowed: differences between certificate and models that are tolerated without a guarantee, as configured.
-        audit_rate: as configured.
         standing: state, reasons, limits and evidence; None without a monitor.
         served: the figure of delivered answers where it differs from the rule's own.
         blind_decisions: how many decisions it takes to see a doubled loss in nine of ten cases; None without audits,
@@ -819,7 +805,6 @@ def settlement(
         news: the row.
         record: the decision's; None if it was pruned.
         facts: of the certificate it was made under; None if that cannot be read.
-        now: the time.
         trusted: tells whether a label counts, by who gave it.
     """
     if record is None or facts is None:

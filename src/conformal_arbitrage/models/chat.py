@@ -81,7 +81,6 @@ class ChatAnswerer:
     """Answers from a chat model.
 
     Attributes:
-        port: the endpoint.
         settings: defaults for fields that the application's request omits; the model's name always applies.
         confidence: "logprob" (the geometric mean of its token probabilities, from the same call), "ask" (a second, short
             call that rates the finished answer), or None for a Guardian, which needs none.
@@ -130,11 +129,7 @@ class ChatAnswerer:
         return await self._finished(request, await self.port.call(self._call(request)))
 
     async def sample(self, request: ChatRequest, number: int) -> Answer:
-        """Return one of several answers to the same request, each drawn on its own.
-
-        Raises:
-            ScorerError: there is no answer.
-        """
+        """Return one of several answers to the same request, each drawn on its own."""
         return await self._finished(request, await self.port.call(self._call(request, number)))
 
     async def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
@@ -410,7 +405,6 @@ class ChatScorer:
     """Asks a chat model for a number per option.
 
     Attributes:
-        port: the endpoint.
         settings: model, temperature, limits.
         prompt: how options are presented and the reply is read.
         mode: structured output by schema, by JSON mode, or plain text.

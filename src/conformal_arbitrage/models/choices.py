@@ -69,7 +69,6 @@ class LogprobScorer:
     than it does, if each letter is one token.
 
     Attributes:
-        port: the endpoint.
         settings: model and temperature; the limit is one token unless max_tokens is set.
         pictures: whether the model takes pictures, which are shown behind the text.
     """
@@ -173,9 +172,7 @@ class SamplingScorer:
     there are no scores.
 
     Attributes:
-        port: the endpoint.
         settings: model, temperature (1 makes sense here), limits.
-        samples: k.
         normaliser: reads a reply; its qualified name is part of the identity, and so is its source if it is available.
         pictures: whether the model takes pictures, which are shown behind the text.
     """
@@ -262,7 +259,6 @@ class DecisionsScorer:
     """Scores options by the probabilities of the choices of one question.
 
     Attributes:
-        port: the endpoint.
         model: the model name to request.
         served: the model name that replies must carry, if pinned.
         instructions: the criterion to choose by.

@@ -120,7 +120,6 @@ def overridden(body: Mapping[str, Any], identities: Mapping[str, Identity]) -> d
     """Return the settings of a request that differ from what a model was calibrated with, by name, each with the remedies.
 
     Args:
-        body: the request.
         identities: of both models, by role; where they say that requests keep their own settings, nothing differs.
     """
     names = sorted(body.keys() & SETTINGS.keys())
@@ -190,7 +189,6 @@ def unlogged_fields(body: Mapping[str, Any], certified: Mapping[str, Any] | Lite
     """Return the fields whose value no request of the calibration log had, in words, if the certificate records those.
 
     Args:
-        body: the request.
         certified: the identities of the certificate.
     """
     requests = None if certified == "unbound" else certified.get("requests")
@@ -218,7 +216,6 @@ def settings_reason(
     """Return why a request has no guarantee because of its settings, tools or schemas; None if these are the log's.
 
     Args:
-        body: the request.
         identities: of the models, by role.
         certified: the identities of the certificate.
     """

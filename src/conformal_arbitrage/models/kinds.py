@@ -195,11 +195,7 @@ class Quota(Protocol):
     """Anything that limits how often a model is asked."""
 
     async def start(self) -> None:
-        """Count one question.
-
-        Raises:
-            QuotaError: the quota is used up.
-        """
+        """Count one question."""
         ...
 
 
@@ -435,7 +431,6 @@ class EndpointConfig(ModelConfig, frozen=True, kw_only=True):
     """A model behind an HTTP endpoint, or behind several.
 
     Attributes:
-        url: the endpoint.
         urls: in its place, the endpoints of a pool.
         pool: a name that stands for all of them in the identity.
         weights: how often each is called, relative to the others; equally often unless set.
@@ -559,11 +554,7 @@ class ChatEndpointConfig(EndpointConfig, frozen=True, kw_only=True):
     seed: int | None = None
 
     def settings(self, section: str) -> Settings:
-        """Return the settings of its requests.
-
-        Raises:
-            ConfigError: the endpoint has not been checked.
-        """
+        """Return the settings of its requests."""
         pinned = self.require_pinned(section)
         return Settings(
             model=self.model,

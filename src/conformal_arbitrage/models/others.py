@@ -222,11 +222,7 @@ def smollm2_weights() -> Path:
 
 
 class LocalModel(WholePort):
-    """Weights in this process as a port; loaded on the first call, one call at a time.
-
-    Args:
-        weights: a .gguf file; SmolLM2 unless given.
-    """
+    """Weights in this process as a port, SmolLM2 unless given; loaded on the first call, one call at a time."""
 
     def __init__(self, weights: str | Path | None = None) -> None:
         self._path = smollm2_weights() if weights is None else Path(weights)
@@ -302,7 +298,6 @@ class LocalScorer:
     """Scores options by a softmax of their mean token log-likelihoods.
 
     Args:
-        port: the model; SmolLM2 unless given.
         through: wraps the call.
     """
 
@@ -486,8 +481,6 @@ class ReplayScorer:
         """Replay a column of a file by `id`: a list of scores per row, or the index of the right action.
 
         Args:
-            path: the file.
-            column: the column's name.
             cost: dollars to report per query.
         """
         with Table(path) as table:

@@ -300,11 +300,7 @@ async def checked_scores(scorer: Scorer, query: Query) -> Scores:
 
 
 def check_scores(scores: Scores, count: int) -> Scores:
-    """Return scores after checking that they are finite and one per action.
-
-    Raises:
-        ReplyError: they are not.
-    """
+    """Return scores after checking that they are finite and one per action."""
     bounds = {"lowest": -LARGEST_SCORE, "highest": LARGEST_SCORE}
     values = check_values(scores.values, count, spent=scores.spent, raw=scores.raw, **bounds)
     return Scores(values=values, spent=scores.spent, raw=scores.raw, served=scores.served)
@@ -313,11 +309,7 @@ def check_scores(scores: Scores, count: int) -> Scores:
 def check_values(
     values: object, count: int, *, spent: Spent, raw: str | None, lowest: float = 0.0, highest: float = 1.0
 ) -> tuple[float, ...]:
-    """Return the numbers, one per action, if all are within bounds.
-
-    Raises:
-        ReplyError: they are not.
-    """
+    """Return the numbers, one per action, if all are within bounds."""
     if not _is_sequence(values):
         problem = "the scores are not a list"
     elif len(values) != count:

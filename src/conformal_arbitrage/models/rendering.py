@@ -116,11 +116,7 @@ def _is_picture(part: Mapping[str, Any]) -> bool:
 
 
 def require_seen(query: Query, *, pictures: bool = False) -> None:
-    """Refuse a question of which the model would not be shown everything.
-
-    Raises:
-        ReplyError: a part would be lost.
-    """
+    """Refuse a question of which the model would not be shown everything."""
     lost = unseen(query, pictures=pictures)
     if lost is not None:
         raise ReplyError(f"this model is not shown {lost!r:.60}; if it takes pictures, set pictures = true")
@@ -345,11 +341,7 @@ PROMPTS: dict[str, Prompt] = {"confidences": Confidences(), "pair": PairPrompt()
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a reply, ignoring text around it.
-
-    Raises:
-        ValueError: there is no JSON object.
-    """
+    """Return the JSON object in a reply, ignoring text around it."""
     start, end = text.find("{"), text.rfind("}")
     if start < 0 or end < start:
         raise ValueError("there is no JSON object")

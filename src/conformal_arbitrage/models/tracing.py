@@ -52,7 +52,6 @@ class Traced(Wrapper):
     """Records every call.
 
     Args:
-        port: where the calls go.
         role: who is asked: primary, guardian.
         instruments: what records them.
     """

@@ -121,7 +121,6 @@ class Priced(Around):
     """Add the cost to the tokens of every attempt.
 
     Args:
-        port: the port to call.
         pricing: its price; None makes every cost unknown.
     """
 
@@ -173,7 +172,6 @@ class Breaker(Around):
     """Fail calls immediately for a while after consecutive failures.
 
     Args:
-        port: the port to call.
         failures: consecutive failures that open the breaker.
         rest: seconds until one call is let through as a trial.
     """
@@ -336,11 +334,7 @@ class Capped(Around):
 
 
 def request_size(call: Call) -> int:
-    """Return the bytes of a call's body as JSON.
-
-    Raises:
-        UpstreamError: the body cannot be encoded.
-    """
+    """Return the bytes of a call's body as JSON."""
     try:
         return len(msgspec.json.encode(call.body))
     except UnicodeEncodeError as error:
@@ -354,7 +348,6 @@ class Cache(Wrapper):
     """Store replies in a SQLite file, committed as they arrive, and answer repeated calls from it.
 
     Args:
-        port: the port to call for replies that are not stored.
         path: the file, created if absent.
         role: whose replies these are; a model that plays two roles is called for each.
         per_query: keep each query's own replies, at their original cost, as a collection does; otherwise equal
@@ -449,7 +442,6 @@ def fixed_floor(path: str | Path, floor: float | None, *, keep: bool) -> float |
     """Return the floor that a collection began with, by its file of replies; this one if it has not begun.
 
     Args:
-        path: the file.
         floor: the floor of this run; None if every row is to be asked about.
         keep: whether this run begins the collection, so that its floor is written down.
     """
@@ -473,8 +465,6 @@ class Estimate(WholePort):
     Input is counted at four characters a token, output at the reply's limit, or 500 tokens where there is none.
 
     Args:
-        port: the port the calls would go to.
-        pricing: their price.
         stored: replies that are available already and cost nothing more.
         role: who would be asked: primary, guardian, judge.
     """
@@ -619,7 +609,6 @@ class Retry(Wrapper):
     A stream is retried only until its first chunk has been passed on. A pool's other endpoints are tried without a pause.
 
     Args:
-        port: the port to call.
         attempts: the most attempts.
         deadline: seconds for all attempts and the pauses between them.
         pause: seconds before the second attempt; doubles from then on, each drawn from the upper half. None tries other

@@ -140,8 +140,6 @@ def watch_lines(
     """Return the lines for a certificate.
 
     Args:
-        alpha: its risk budget.
-        loss_bound: its loss bound.
         n: its number of rows; for one group of a certificate by groups, the group's.
         binary: whether its losses are declared to be 0 or the bound.
         confidence: that of a high-probability certificate (of its dial, of all groups together); None for any other.
@@ -259,7 +257,6 @@ def certificate_lines(
     """Return the lines for a certificate, or for one of its groups.
 
     Args:
-        certificate: what is in force.
         group: whose ledger it is, of a certificate by groups; small groups that share a threshold share a ledger.
         alarm_line: "alpha" puts red at alpha whatever the certificate promises.
         policies: how many policies one statement about false reds is to cover.
@@ -391,7 +388,6 @@ def plan_audits(
     The line is alpha for a high-probability certificate; for any other red stands higher, by what calibration luck explains.
 
     Args:
-        alpha: the risk budget.
         loss_bound: the largest possible loss.
         audit_rate: the share of decisions to audit, above 0.
         decisions_per_day: the traffic.

@@ -35,8 +35,6 @@ class Figures:
     """What a ledger shows at one moment.
 
     Attributes:
-        lines: what it is watched against.
-        audit_rate: the share of decisions that the coin draws now.
         known: audits with a known loss.
         pending: audits whose outcome is not due yet.
         missing: audits whose outcome is overdue.
@@ -212,7 +210,6 @@ class LedgerHistory:
     """What a ledger showed after some of its audits; all arrays have one entry for each of these.
 
     Attributes:
-        lines: what it is watched against.
         audits: how many there were.
         mean: of the known losses; NaN before the first.
         lower: the lower limit, with every unknown loss at its smallest.
@@ -232,7 +229,6 @@ class LedgerCourse:
     """Mean and limits along a ledger, taken part by part, so that no part needs to be kept.
 
     Args:
-        lines: what it is watched against.
         rows: how many rows there will be.
         points: at most this many, evenly spaced; the last one is the last row.
 
@@ -293,7 +289,6 @@ def ledger_history(
     """Return the history of a ledger, as its outcomes are known now.
 
     Args:
-        lines: what it is watched against.
         losses: one per row in order of seq, as shares of the loss bound; NaN while unknown.
         missing: which unknown losses are overdue, as 0 and 1; these count whole in the evidence.
         points: at most this many, evenly spaced; the last one is the last row.
@@ -352,8 +347,6 @@ class Monitor:
     """Watches one ledger: one policy version with one set of models (and one group).
 
     Attributes:
-        lines: what the ledger is watched against.
-        audit_rate: the share of decisions that the coin draws now.
         collapsed: draws that are no audits because their session had one in the same hour.
     """
 
@@ -378,10 +371,8 @@ class Monitor:
         """Recompute everything from a whole ledger.
 
         Args:
-            lines: what it is watched against.
             losses: one per row in order of seq, as shares of the loss bound; NaN while unknown.
             due: when each outcome is due; needed if one is unknown.
-            audit_rate: as in the constructor.
         """
         monitor = cls(lines, audit_rate=audit_rate)
         monitor._load(losses, np.full(len(losses), -inf) if due is None else due)

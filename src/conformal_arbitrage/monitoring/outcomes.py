@@ -32,7 +32,6 @@ class AuditedDecision:
         decided_by: who chose; "fallback" if the Guardian failed and a safe action was given.
         form: a menu of actions, or two answers in free text.
         guardian_sees: what a deferral showed the Guardian, as the certificate says.
-        size: number of actions of a menu.
         candidates: indices of those in sight of the rule.
         action: index of the action that was given; None if there was none.
         binarized: whether the certificate's loss is that of the 0/1 Guardian.
@@ -102,7 +101,6 @@ def decision_loss(decision: AuditedDecision, verdict: Verdict | None = None, *, 
     A fallback counts 0: the answer had no guarantee, and deferring was right. `served_loss` counts what was delivered.
 
     Args:
-        decision: what was decided.
         verdict: what is known of it; without one, the result tells whether an audit is needed at all.
         loss_bound: the certificate's.
     """
@@ -121,7 +119,6 @@ def served_loss(
     never red, since safe mode would ask that Guardian more.
 
     Args:
-        decision: what was decided.
         verdict: what is known of it.
         delivered: whether the caller got an answer.
         loss_bound: the certificate's.

@@ -120,7 +120,6 @@ class SecondOpinion:
     Attributes:
         first: who voted first, and for which option.
         second: who was asked for a second opinion, and what they chose.
-        size: the number of options.
         menu: a name for the menu; equal for equal options, `GRADES` for grades, and with `LEVELS` first for a score.
     """
 

@@ -207,8 +207,6 @@ class Conversation(Struct, frozen=True):
     """A session of a caller: the model that its first turn chose answers all of its turns.
 
     Attributes:
-        key_id: whose it is.
-        policy: the policy's name.
         name: a digest of the caller's name for it.
         id: that of the first turn's decision; the audit coin is tossed for it.
         decided_by: the model it belongs to.
@@ -303,10 +301,8 @@ def reserve(
     """Reserve an amount of a limit that all gateways share.
 
     Args:
-        name: of the limit.
         amount: in whole units.
         limit: the most units, reserved or spent, within any window.
-        seconds: the length of the window.
         settled: the amount is known to be spent, and there will be no `settle`.
     """
     now, width = _lock_spending(session, name), seconds / _PARTS

@@ -425,8 +425,6 @@ class CalibrationRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: the decision's; of a row that was imported from a log, its id there.
-        form: menu or free text.
-        size: the number of actions.
         primary: the Primary's scores; in free text its confidence alone. None if it had none.
         guardian: the Guardian's scores over the whole menu; None while, or if, they are unknown.
         grades: of both answers in free text, the first that were given.
@@ -459,7 +457,6 @@ def calibration_row(record: DecisionRecord, callers: Collection[str] = ()) -> Ca
     """Return what a calibration needs of a decision.
 
     Args:
-        record: the decision.
         callers: keys whose labels do not count: a caller could hide losses with labels of its own.
     """
     decision, graded = record.decision, first_graded(record)
@@ -601,7 +598,6 @@ def count_rows(
     """Return how many rows a policy has that these models made, by the time their query arrived.
 
     Args:
-        policy: the policy's name.
         identities_sha256: fingerprint of the identities of the models.
         since: queries that arrived after this time count.
         until: and not after this one; None for all.

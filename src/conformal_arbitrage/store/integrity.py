@@ -115,11 +115,7 @@ def start_roster(session: Session) -> None:
 
 
 def _check_roster(session: Session) -> None:
-    """Refuse a database whose list was not signed with the project's secret.
-
-    Raises:
-        StoreError: it has no such list.
-    """
+    """Refuse a database whose list was not signed with the project's secret."""
     roster, valid = read_roster(session)
     if not valid:
         state = "no signed list of writers" if roster is None else "a list of writers that is not as it was signed"
@@ -258,11 +254,7 @@ VERSION = "name, version, origin, certificate, installed, installed_by"
 
 
 def check_versions(session: Session, name: str, newest: int) -> None:
-    """Refuse to add a version to a policy whose newest versions were removed.
-
-    Raises:
-        StoreError: they were.
-    """
+    """Refuse to add a version to a policy whose newest versions were removed."""
     roster, _ = read_roster(session) if session.seals else (None, False)
     version = 0 if roster is None else roster.policies.get(name, (0, ""))[0]
     if version > newest:
@@ -291,7 +283,6 @@ class Reading:
 
     Args:
         key: behind its hashes; None for plain ones.
-        vouched: tells whether a replaced event is signed.
         needs_seal: whether a tombstone without a signature is a fault.
     """
 
@@ -367,7 +358,6 @@ async def verify(store: Store, copy: Head | None = None, losses: Losses | None =
     a copy of a head.
 
     Args:
-        store: what to verify.
         copy: a head that was kept elsewhere, to compare with.
         losses: computes the losses of the ledgers again, to compare them with the record.
     """
@@ -402,7 +392,6 @@ def chain_faults(session: Session, copy: Head | None = None) -> list[str]:
     """Return every fault of the chains, their heads and the list of writers; the transaction must be a snapshot.
 
     Args:
-        session: a connection.
         copy: a head that was kept elsewhere, to compare with.
     """
     return list(_Chains(session, copy).faults())

@@ -39,7 +39,6 @@ class SignIn(Struct, frozen=True, kw_only=True):
     """Someone who signed in to the console with an API key.
 
     Attributes:
-        key_id: of the key.
         scope, label, policies: the key's, as they are now.
         valid: whether the key is still valid: neither revoked nor expired.
         created: when they signed in.

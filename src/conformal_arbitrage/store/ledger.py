@@ -29,7 +29,6 @@ class LedgerKey(Struct, frozen=True, kw_only=True):
     """Which ledger a row belongs to.
 
     Attributes:
-        policy: the policy's name.
         version: its version: installing a certificate begins a new ledger.
         lifts: how often alarms of this version were lifted: so does lifting one.
         identities_sha256: fingerprint of the identities of the models: so does another model.
@@ -47,7 +46,6 @@ class NewRow(Struct, frozen=True, kw_only=True):
     """A row to write.
 
     Attributes:
-        key: which ledger.
         drawn: when the decision was made, in seconds since 1970.
         due: the time after which an unknown outcome is missing.
         loss: as a share of the loss bound; None if it is not known yet.
@@ -66,7 +64,6 @@ class AuditRow(Struct, frozen=True, kw_only=True):
 
     Attributes:
         seq: its number in the ledger, from 1.
-        id: the decision's.
         drawn, due, loss: as in `NewRow`; an outcome that can no longer be known is due at the time that became clear.
         served: the loss of the answer that the caller got where that is another: 1 after a fallback of which nothing more
             is known; None where it is the loss, or where nothing was delivered.
@@ -145,7 +142,6 @@ class Ledger(Struct, frozen=True, kw_only=True):
     """A ledger that exists.
 
     Attributes:
-        key: which.
         rows, known: how many rows it has, and how many losses are known.
         change: its newest.
         collapsed: as in `LedgerRows`.
@@ -162,8 +158,6 @@ class LedgerNews(Struct, frozen=True, kw_only=True):
     """A row about whose decision something was recorded since the row was last settled.
 
     Attributes:
-        id: the decision's.
-        key: the row's ledger.
         news: how many things; passed back in `Settlement`, so that nothing recorded meanwhile is overlooked.
     """
 
@@ -176,8 +170,6 @@ class Settlement(Struct, frozen=True, kw_only=True):
     """What is known of a row now.
 
     Attributes:
-        id: the decision's.
-        news: from `LedgerNews`.
         at: the time, in seconds since 1970.
         loss: as a share of the loss bound; None while unknown. The first that is recorded stays.
         served, delivered: as in `AuditRow`.
@@ -228,11 +220,7 @@ def _is_intact(session: Session, key: Sequence[object], row: Sequence[Any]) -> b
 
 
 def _intact(session: Session, key: LedgerKey, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Yield rows without their slot and seal.
-
-    Raises:
-        DamagedError: one of them is not what was written.
-    """
+    """Yield rows without their slot and seal."""
     values = _values(key)
     for row in rows:
         if not _is_intact(session, values, row):
@@ -503,7 +491,6 @@ def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[Any, ...], in
     """Yield the decisions that say that a ledger lists them, and that have no row.
 
     Args:
-        session: of the store.
         collapsed: how many may have none, because another of their session has one, by ledger.
     """
     unlisted: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)

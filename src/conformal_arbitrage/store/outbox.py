@@ -169,10 +169,7 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: of the message, the same for all webhooks and all attempts.
-        endpoint: the webhook's name.
-        event: what it announces.
         body: JSON, as it is sent.
-        created: when the event happened.
         attempts: how often sending it was begun.
         done: when it was delivered or given up; None while it waits.
         error: why the last attempt failed; None if it was delivered, or not tried.

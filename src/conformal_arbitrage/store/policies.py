@@ -280,11 +280,7 @@ def _version(row: Sequence[Any], *, intact: bool) -> PolicyVersion:
 
 
 def _next_version(session: Session, name: str) -> int:
-    """Return the number of a policy's next version, after locking the row that every installation must lock.
-
-    Raises:
-        StoreError: its newest versions were removed.
-    """
+    """Return the number of a policy's next version, after locking the row that every installation must lock."""
     session.run("update changes set count = count")
     [(newest,)] = session.rows("select coalesce(max(version), 0) from policies where name = ?", name)
     check_versions(session, name, int(newest))

@@ -233,7 +233,6 @@ class PostgresServer:
 
     Args:
         url: postgresql://USER:PASSWORD@HOST:PORT/DATABASE
-        seals: start the chain of each connection.
         webhooks: whom to tell of what.
 
     Raises:

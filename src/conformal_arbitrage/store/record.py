@@ -65,13 +65,10 @@ class DecisionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         legs: the models that were called, in order, without their replies.
         cost: dollars; None if unknown.
         alpha: the risk budget of the certificate in force.
-        version: the policy's version.
         mode: whether the rule was enforced; in "safe" mode the Guardian decided after an alarm, and the candidates are
             those the rule would have had.
-        form: menu or free text.
         content: question and answer, if the policy keeps them.
         identities_sha256: fingerprint of the models' identities.
-        size: the number of actions.
         overridden: the request changed a pinned setting, or its key is excluded.
         audited: the decision was drawn for an audit.
         pending: recorded when the Primary had answered and the Guardian had not; a completion with an action, if there
@@ -121,7 +118,6 @@ class ReviewVote(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One person's vote on a question.
 
     Attributes:
-        reviewer: who voted.
         choice: index of the action in the whole menu; of two answers, the grades of the Primary's and the Guardian's.
         held: seconds that they had the question before them.
         level: 1 if they voted as a lead, after a panel without a verdict.
@@ -207,8 +203,6 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         grade: of the answer that was given, in [0, 1].
         grades: of both answers; the first that are recorded count, later ones are kept beside them.
         reason: why grades were sent once more.
-        label: the right action.
-        comment: anything else.
         by: the key that sent it.
         grader: the identity of what made the grades, if a grader of this package did.
         review: how people came to the grades, if they were asked through the review queue; without grades, why there are
@@ -234,7 +228,6 @@ class AuditBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         scores: over the whole menu; None if it failed or answered in free text.
-        error: what went wrong, if anything.
         cost: dollars; None if unknown.
         served: the model that answered, as the endpoint names it.
         answer: its text, if the policy keeps content in full.
@@ -259,7 +252,6 @@ class AlarmBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The loss of a policy's version is above its red line; it stands until it is lifted, and is never taken back.
 
     Attributes:
-        version: the policy's.
         lifts: how often alarms of this version had been lifted before.
         identities_sha256: fingerprint of the models' identities whose ledger showed it.
         group: whose ledger it was, of a certificate by groups.
@@ -293,7 +285,6 @@ class LiftBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Someone lifted an alarm without a new certificate, which voids the promise of the one in force.
 
     Attributes:
-        version: the policy's.
         lifts: how often alarms of this version have been lifted, this time included.
         reason: why, in their words.
         by: the key they used, or "command line".
@@ -430,7 +421,6 @@ def document(struct: Struct, *, shown: Fields | None = None) -> dict[str, object
     """Return a struct as plain values, with its fields and those of the structs in it.
 
     Args:
-        struct: a record, or a part of one.
         shown: the fields to show, in every struct; None for all.
     """
     names = struct.__struct_fields__ if shown is None else shown.get(type(struct), ())
@@ -524,7 +514,6 @@ def encode(body: EventBody | AuditQuestion, id: str) -> str:
     """Return the JSON text of a body, its keys sorted; those of a question stay in order, since it is sent again as it was.
 
     Args:
-        body: what to store.
         id: the decision's, for the error message.
 
     Raises:
@@ -539,11 +528,7 @@ def encode(body: EventBody | AuditQuestion, id: str) -> str:
 
 
 def encode_json(mapping: JSONObject, name: str) -> str:
-    """Return the text of a JSON object.
-
-    Raises:
-        StoreError: a number in it is not finite, or a value has no JSON.
-    """
+    """Return the text of a JSON object."""
     with suppress(UnicodeEncodeError, RecursionError):
         if is_plain(mapping):
             return _sorted.encode(mapping).decode()
@@ -634,11 +619,7 @@ _LATER: Mapping[str, type[LaterBody]] = {body.kind: body for body in (Completion
 
 
 def decode_later(kind: str, text: str, id: str, at: float) -> LaterBody:
-    """Read the body of an event that follows a decision; `at` is when it was recorded.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read the body of an event that follows a decision; `at` is when it was recorded."""
     return replace(decode(text, _LATER[kind], f"the {kind} of {id}"), at=at)
 
 
@@ -646,40 +627,24 @@ _NOTICES: Mapping[str, type[NoticeBody]] = {body.kind: body for body in (AlarmBo
 
 
 def decode_notice(kind: str, text: str, policy: str, at: float) -> NoticeBody:
-    """Read the body of a notice; `at` is when it was recorded.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read the body of a notice; `at` is when it was recorded."""
     return replace(decode(text, _NOTICES[kind], f"the {kind} of policy {policy}"), at=at)
 
 
 def decode_question(text: str, id: str) -> AuditQuestion:
-    """Read the question of an audit.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read the question of an audit."""
     name = f"the audit of {id}"
     kind = TextQuestion if "request" in decode_json(text, name) else MenuQuestion
     return decode(text, kind, name)
 
 
 def decode_json(text: str, name: str) -> dict[str, object]:
-    """Read a JSON object.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read a JSON object."""
     return decode(text, dict[str, object], name)
 
 
 def decode_names(text: str, name: str) -> tuple[str, ...]:
-    """Read a list of names.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read a list of names."""
     return decode(text, tuple[str, ...], name)
 
 

@@ -134,7 +134,6 @@ class ReviewWork(Struct, frozen=True, kw_only=True):
 
     Attributes:
         items: questions to put into it; one that is there already stays, and is reopened if it was withdrawn.
-        request: the request that waits for them.
         deadline: seconds for which its idempotency key must be kept.
         ended: the request under the commit's claim is complete: its items are closed.
     """
@@ -200,7 +199,6 @@ class ReviewOutcome(Struct, frozen=True, kw_only=True):
         state: of its item.
         action: index of the verdict in the whole menu; None without one.
         size: the number of actions of the whole menu.
-        team: who decided.
         cost: dollars for all counted votes; None if unknown.
         facts: how they voted.
     """
@@ -217,12 +215,10 @@ class TeamBacklog(Struct, frozen=True, kw_only=True):
     """What a team has before it, and what it did.
 
     Attributes:
-        open: items that are open.
         votes_needed: that these still need.
         oldest: age in seconds of the oldest that a caller waits for; None if none does.
         untaken: whether one has been waiting for half a minute without anybody having taken it.
         present: people of the team seen in the last two minutes.
-        votes_last_hour: votes.
     """
 
     team: str
@@ -324,7 +320,6 @@ def take(
     """Give a reviewer the item they hold already, or the next that they have not seen; None if there is none.
 
     Args:
-        reviewer: who.
         teams: whose questions they answer.
         leads: of which they decide what a panel could not.
         lease: seconds to hold it; as the item says if None.
@@ -510,11 +505,7 @@ def held_question(session: Session, token: str, reviewer: str) -> ReviewQuestion
 
 
 def _question(session: Session, item: str, decision: str, payload: str, seal: str | None) -> ReviewQuestion:
-    """Return what people are shown of an item.
-
-    Raises:
-        DamagedError: it is not what was asked, so that a vote would count for another option.
-    """
+    """Return what people are shown of an item; if it is not what was asked, a vote would count for another option."""
     if session.seals and not session.seals.fits(seal, "review", decision, payload):
         raise DamagedError(f"the question of the review {item} is not what was asked; run `arbitrage records verify`")
     return decode_review_question(payload, item)
@@ -536,8 +527,6 @@ def vote(session: Session, token: str, reviewer: str, choice: int, *, active: fl
     """Vote for an option by its place as shown; the same token twice is one vote.
 
     Args:
-        token: of the claim.
-        reviewer: who votes.
         choice: the place of the option.
         active: seconds that they were active.
 
@@ -1197,12 +1186,7 @@ _KINDS = "('decision', 'completion', 'feedback', 'audit')"
 
 @operation("scan")
 def grading_news(session: Session, policy: str, *, limit: int = 50) -> GradingNews:
-    """Return what is new of a policy since its answers were last put into the queue; nothing is noted.
-
-    Args:
-        policy: whose news.
-        limit: how many decisions, at most.
-    """
+    """Return what is new of a policy since its answers were last put into the queue; nothing is noted."""
     seen, read, ids = _marks(session, policy), dict[str, int](), dict[str, None]()
     left = _MOST_EVENTS
     for writer in event_writers(session):
@@ -1264,10 +1248,6 @@ def put_grading(
     """Deal with news: put answers into the queue, record what is known without people, and note how far that was read.
 
     Args:
-        session: a transaction.
-        policy: whose news.
-        news: from `grading_news`.
-        items: answers to grade.
         events: grades that need no person.
         graded: decisions whose answers have grades: what people were to grade of them is withdrawn.
 
@@ -1356,11 +1336,7 @@ def review_faults(session: Session) -> list[str]:
 
 
 def encode_review_question(question: ReviewQuestion, id: str) -> str:
-    """Return the JSON text of what people are shown of a question.
-
-    Raises:
-        StoreError: a value has no JSON.
-    """
+    """Return the JSON text of what people are shown of a question."""
     with suppress(UnicodeEncodeError, RecursionError):
         if is_plain(question.context):
             return as_given.encode(question).decode()
@@ -1368,11 +1344,7 @@ def encode_review_question(question: ReviewQuestion, id: str) -> str:
 
 
 def decode_review_question(text: str, id: str) -> ReviewQuestion:
-    """Read what people are shown of a question.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read what people are shown of a question."""
     return decode(text, ReviewQuestion, f"the review {id}")
 
 
@@ -1382,9 +1354,5 @@ def encode_outcome(outcome: ReviewOutcome) -> str:
 
 
 def decode_outcome(text: str, id: str) -> ReviewOutcome:
-    """Read a verdict.
-
-    Raises:
-        StoreError: it is damaged.
-    """
+    """Read a verdict."""
     return decode(text, ReviewOutcome, f"the verdict on {id}")

@@ -316,11 +316,7 @@ def check_schema(session: Session, location: str) -> StoreSchema:
 
 
 def read_schema(session: Session, location: str) -> StoreSchema:
-    """Return which tables a database has that has been migrated before.
-
-    Raises:
-        StoreError: a later release of this package wrote it, and this one cannot work with it.
-    """
+    """Return which tables a database has that has been migrated before."""
     rows = session.rows("select version, readable_by from schema_version")
     version, readable_by = (int(number) for number in rows[0]) if rows else (0, 0)
     if version > len(MIGRATIONS) and not 0 < readable_by <= len(MIGRATIONS):

@@ -369,7 +369,6 @@ class Operation(Generic[_P, _T]):
     """What can be done with a store: `await store.run(operation, ...)`, or `operation(session, ...)` within another.
 
     Attributes:
-        mode: how it runs.
         job: takes the arguments; returns the body of the transaction.
     """
 
@@ -482,8 +481,6 @@ class Store(ABC):
         webhooks: whom to tell of what.
 
     Attributes:
-        seals: sign what is stored.
-        schema: which tables the database has.
         has_undelivered: whether there may be decisions for `claims.take_undelivered`: as of the last `change_count`, and
             set by whoever commits one.
     """
@@ -535,21 +532,12 @@ class Store(ABC):
 
 
 class StoreView:
-    """A store as somebody reaches it: every operation runs in a session that has their view.
-
-    Args:
-        store: the whole of it.
-        view: what is reached.
-    """
+    """A store as somebody reaches it: every operation runs in a session that has their view."""
 
     def __init__(self, store: Store, view: View) -> None:
         self._store = store
         self._view = view
 
     async def run(self, operation: ViewedOperation[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run an operation in a transaction of its own.
-
-        Raises:
-            StoreError: it failed, and nothing was written.
-        """
+        """Run an operation in a transaction of its own."""
         return await self._store.execute(operation.mode, operation.within(self._view, *args, **kwargs))

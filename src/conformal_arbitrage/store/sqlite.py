@@ -195,7 +195,6 @@ class _Writer(threading.Thread):
     Attributes:
         proven: when something was last committed, on the monotonic clock.
         doubted: whether the last commit failed.
-        schema: which tables there are.
     """
 
     schema: StoreSchema
@@ -229,11 +228,7 @@ class _Writer(threading.Thread):
             raise StoreError(f"{self._path}: the store is closed; open it again")
 
     def check_file(self) -> None:
-        """Refuse to go on if the database is no longer where it was.
-
-        Raises:
-            StoreError: its file was moved, deleted or replaced.
-        """
+        """Refuse to go on if the database is no longer where it was."""
         if _identity(self._files[0]) != self._identities[0]:
             raise self._moved()
 

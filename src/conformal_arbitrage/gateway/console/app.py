@@ -90,11 +90,8 @@ class ConsoleEndpoint:
     """One path of the console, for those who may open it.
 
     Args:
-        gateway: whose console it is.
         path: as metrics name it.
         handlers: by method, whose key opens the page, and what makes it.
-        pages: makes the pages about errors.
-        sign_ins: who is signed in.
         health: what is shown at /console/health if the store is away.
     """
 

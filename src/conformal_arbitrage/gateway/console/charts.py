@@ -57,7 +57,6 @@ class LossCourse:
 
     Attributes:
         points: in order.
-        alpha: the risk budget.
         red: the red line, if there is one.
         marks: times of alarms and other events, with a word each.
     """

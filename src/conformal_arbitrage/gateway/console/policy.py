@@ -380,7 +380,6 @@ class ShownFrontier:
 
     Attributes:
         frontier: what it is drawn from; None if there is nothing to draw, and `why` says so.
-        chart: the picture.
         budgets: its stops.
         chosen: which of them is shown.
     """
@@ -577,11 +576,7 @@ class PolicyPage:
         return await self._page(visit, live, install=install)
 
     async def _checked(self, name: str, text: str) -> Certificate:
-        """Return a certificate that could be installed now.
-
-        Raises:
-            RequestError: it is not one, or it cannot be used with this policy's models; the reason is in it.
-        """
+        """Return a certificate that could be installed now."""
         document = _document(text)
         await self._policies.install(name, document, by="", dry_run=True)
         try:

@@ -78,11 +78,6 @@ class Visit:
 
     Attributes:
         visitor: who; None on the page where one signs in.
-        path: what they ask for.
-        names: the variable parts of the path.
-        query: what follows the path.
-        form: what they sent.
-        request: the request itself.
         csrf: what a form of the page must carry.
     """
 
@@ -124,8 +119,6 @@ class SignIns:
     """The sign-ins of the console: who is signed in, and the forms that their pages send.
 
     Args:
-        store: where sign-ins are kept.
-        authenticator: knows the keys.
         secret: behind the tokens of forms.
         public_url: where people reach the console; None for this machine only.
     """
@@ -137,11 +130,7 @@ class SignIns:
         self._public = None if public_url is None else urlsplit(public_url)
 
     def check_host(self, request: Request) -> None:
-        """Refuse a request to another name than the console's: a web page may have led a browser here.
-
-        Raises:
-            RequestError: it names neither this machine nor the host of public_url.
-        """
+        """Refuse a request to another name than the console's: a web page may have led a browser here."""
         host = request.headers.get("host", "")
         if self._public is not None and host == self._public.netloc:
             return
@@ -212,7 +201,6 @@ class SignIns:
         """Return the fields of a form that a page of the console sent.
 
         Args:
-            request: the request.
             token: what the form must carry, in the field csrf or the header X-CSRF-Token.
 
         Raises:
@@ -347,11 +335,7 @@ class Pages:
         """Return a page.
 
         Args:
-            template: its file.
-            visit: whom it is for.
-            status: of the response.
             since: how far things had come when the page was made; empty for one that is never fetched again.
-            values: what the template shows.
         """
         text = (
             environment()

@@ -175,8 +175,6 @@ def loss_course(
     """Return a ledger's course to draw.
 
     Args:
-        lines: what it is watched against.
-        bound: the loss bound.
         times: when the audit of each point was drawn.
         figures: audits, mean, lower and upper limit of each point.
         marks: times of alarms and other events, with a word each.
@@ -221,13 +219,10 @@ class MonthReport:
     """A month of a policy.
 
     Attributes:
-        history: everything that is known about the policy.
-        month: which month.
         now: when it was read.
         standings: where each ledger of the month stands, or would stand without later decisions; the last one last.
         in_force: versions that were in force in the month, in order.
         notices: alarms, lifts and exclusions of keys in the month.
-        use: who decided, and what it cost.
         head: how far the record has come.
         problems: what is not as it was written; empty if the record verifies.
     """

@@ -130,11 +130,7 @@ _GONE = "That question was given to someone else meanwhile."
 
 
 def vote_of(form: Mapping[str, str]) -> Vote:
-    """Return what someone chose, or their grades in the order shown.
-
-    Raises:
-        RequestError: they did neither.
-    """
+    """Return what someone chose, or their grades in the order shown."""
     try:
         grades = tuple(float(form[name]) for name in ("grade-1", "grade-2") if name in form)
         return grades or int(form.get("choice", ""))
