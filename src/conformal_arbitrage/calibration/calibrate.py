@@ -154,15 +154,7 @@ def certify(
     engine: Engine | Executor | str | None = None,
     progress: PassProgress = silent,
 ) -> Certificate:
-    """Calibrate under options that are settled; the step that `verify` repeats.
-
-    Args:
-        log: the log, in memory, in parts or in Spark, with the same result.
-        alpha: the risk budget.
-        options: how to calibrate.
-        engine: for a log in parts, where the work is done.
-        progress: is told about every pass over a log in parts.
-    """
+    """Calibrate under options that are settled; the step that `verify` repeats."""
     survey = _survey(log, alpha, options, engine, progress)
     bound, facts = survey.bound, survey.facts()
     thresholds = _thresholds(survey, check_alpha(alpha, bound), options)
@@ -474,9 +466,6 @@ def find_fits(
     """Return the smallest relaxation that keeps each budget.
 
     Args:
-        survey: of the log.
-        alphas: risk budgets.
-        options: how to calibrate.
         delta: the level of the test; None to keep the budgets on average.
     """
     if delta is None or options.is_binary(survey.log, survey.bound) or not isinstance(survey, LogSurvey):
@@ -741,10 +730,7 @@ class PartsSurvey:
     """A log in parts, looked at once: its figures, and the search for thresholds.
 
     Attributes:
-        log: the log.
-        n: rows.
         bound: the loss bound, checked against every row.
-        measure: how losses are measured.
         sessions: that no row is a session: those are put together in memory.
     """
 
@@ -761,10 +747,6 @@ class PartsSurvey:
         """Go through all parts, once or, if the scores are of unusual size, twice.
 
         Args:
-            log: the log.
-            options: how to calibrate.
-            engine: where the work is done.
-            progress: is told about every pass.
             losses: mean losses at which thresholds will be sought, about.
         """
         if log.guardian is None:
@@ -1118,9 +1100,7 @@ def likely_ranges(samples: Sequence[SampledEvents], losses: Iterable[float], row
     """Return ranges of gaps in which the thresholds of a log are likely to lie.
 
     Args:
-        samples: rows of the log.
         losses: limits on the mean loss, one for each threshold.
-        rows: of the log.
     """
     ranges = tuple(near for loss in losses if (near := _range(samples, loss)) is not None)
     inside = sum(len(Collect(ranges)(sample.events.position, sample.events.drop)[0]) for sample in samples)

@@ -238,8 +238,6 @@ def guardian_choice(scores: object, shown: Sequence[int], *, size: int) -> int |
 
     Args:
         scores: one number per action of the whole menu; only those of the actions shown are read.
-        shown: indices of the actions shown, ascending.
-        size: number of actions in the menu.
 
     Returns:
         None if the score of an action shown is None or NaN.
@@ -364,11 +362,7 @@ def check_signature(
     """Check that a certificate is as it was signed.
 
     Args:
-        content: what the signature covers.
-        signature: the signature; None if there is none.
-        secret: the project's secret.
         signed_with: the fingerprint of the secret that signed it, as the certificate states it.
-        source: where the certificate came from.
 
     Raises:
         CertificateError: it is unsigned, was changed, or was signed with another secret.
@@ -396,7 +390,6 @@ def margin_quantiles(margins: Floats, u: Floats | None = None) -> list[MarginThr
 
     Args:
         margins: one per row; infinite for a menu of one action, which is never deferred.
-        u: one draw per row for a random boundary.
 
     Returns:
         For each share the smallest threshold that defers it; None where nothing finite does.

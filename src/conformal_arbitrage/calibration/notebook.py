@@ -38,7 +38,6 @@ def html_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Return a small figure of horizontal bars, as SVG without scripts; nothing for no bars.
 
     Args:
-        title: what the bars show.
         bars: the label of each, its length from 0 to 1, and the text at its end.
     """
     if not bars:
@@ -58,7 +57,6 @@ def html_rule(relaxation: float | None, *, of: str = "lead") -> str:
     """Return a scale from 0 to 1 with what defers and what stands; nothing for a threshold off the scale.
 
     Args:
-        relaxation: the threshold.
         of: what is compared with it: the Primary's lead, or its confidence.
     """
     if relaxation is None or not 0 <= relaxation <= 1:
@@ -78,9 +76,6 @@ def html_interval(
     """Return a scale with an interval, the mean in it, and marked values; those that are equal share a mark.
 
     Args:
-        title: what is shown.
-        limits: the ends of the interval.
-        mean: a value in it, if it is known.
         marks: names of further values, such as a budget.
     """
     named: dict[float, list[str]] = {}
@@ -104,10 +99,8 @@ def html_steps(title: str, points: Sequence[tuple[float, float]], *, cut: float,
     """Return a curve of steps over [0, 1], the part before a cut in blue, with a horizontal line.
 
     Args:
-        title: what is shown.
         points: where each step ends, and its height there; both rise.
         cut: where the blue part ends.
-        line: the height of the line.
     """
     top = max([line, 1e-9, *(height for _, height in points)]) * 1.1
 

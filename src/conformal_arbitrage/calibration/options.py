@@ -219,7 +219,6 @@ def threshold_rows(rows: Sequence[Indices], fewest: int | None) -> list[Indices]
     """Return the rows that the threshold of each group comes from: its own, or those of all small groups.
 
     Args:
-        rows: the rows of each group.
         fewest: groups of fewer rows share a threshold; None if each has its own.
     """
     if fewest is None or not rows:
@@ -247,9 +246,7 @@ class DialStop:
     """One stop of a dial.
 
     Attributes:
-        alpha: the risk budget there.
         relaxation: the threshold that keeps it; None if every query is deferred.
-        boundary_u: as in the certificate.
         empirical_risk: total loss / n at the relaxation.
     """
 
@@ -264,9 +261,7 @@ class GroupThreshold:
     """The threshold of one group.
 
     Attributes:
-        n: rows of the group.
         relaxation: the threshold that keeps the budget for this group; None if all of its queries are deferred.
-        boundary_u: as in the certificate.
         empirical_risk: total loss / n at the relaxation, over the group's rows.
     """
 
@@ -657,8 +652,6 @@ def resolve_options(
     """Return `options`, or build them from single keywords; refuse both at once.
 
     Args:
-        options: the options object, if the caller passed one.
-        kind: its class.
         keywords: single keywords; None counts as not given.
         name: the parameter that takes the object, for the message.
     """

@@ -26,7 +26,6 @@ class PlanRow:
     """What n calibration rows mean for a budget.
 
     Attributes:
-        n: number of rows.
         spendable: the largest mean loss the log may show, alpha - (B - alpha) / n; the difference to alpha is the price
             of a finite sample. None if there are too few rows, so that every query is deferred.
         spread: typical distance of the long-run loss of one certificate from alpha: sqrt(alpha (B - alpha) / n).

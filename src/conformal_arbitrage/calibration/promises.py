@@ -87,10 +87,8 @@ class ChainTuning:
     """The part of a log that a chain was chosen and fitted on; the certificate's rows are the others.
 
     Attributes:
-        rows: how many rows.
         share: of the log, as asked for.
         seed: of the hash that drew them.
-        ids_sha256: digest of their ids.
         fixed: whether the chain was given, and only its path fitted.
         estimates: what each chain that was considered would cost, cheapest first; empty if the chain was given.
     """
@@ -168,7 +166,6 @@ class ByGroup(_Part, tag="by_group", frozen=True, kw_only=True):
 
     Attributes:
         by: the column that says which group a row belongs to.
-        groups: the threshold of each.
         small_groups: "merge" if small groups share one.
         guardian_sees, boundary, grid: as in `Threshold`.
     """
@@ -219,7 +216,6 @@ class Path(_Part, tag="path", frozen=True, kw_only=True):
     Attributes:
         chain: the models in the order in which they are asked, with their path.
         models: the cheap models of the log that the chain was chosen among.
-        guardian: the Guardian's name.
         position, u: where to stop: an answer is given if its entry and its query's draw come before; None if the Guardian
             answers everything.
         rounded: whether losses other than 0, 1 and -1 were rounded by a draw.
@@ -255,8 +251,6 @@ class Path(_Part, tag="path", frozen=True, kw_only=True):
 
         Args:
             confidences: of the models asked so far, in the chain's order; None where one failed.
-            answers: their answers as text.
-            u: the query's draw.
         """
         stop = self.stop
         if stop is None:
@@ -401,7 +395,6 @@ class _Bounded(_Part, frozen=True, kw_only=True):
     """What every loss has.
 
     Attributes:
-        bound: the largest possible loss.
         zero_one: whether every loss is declared to be 0 or the bound.
         binarized: whether it was measured on the 0/1 Guardian.
         missing_guardian: how rows without a Guardian score were counted.
@@ -536,7 +529,6 @@ class CertifiedPart(_Part, frozen=True, kw_only=True):
     Attributes:
         rows: of the whole log.
         share: of them that options were chosen on.
-        seed: of the split.
         sample: rows that were drawn from a log in parts before the split; None if all were used.
     """
 
@@ -551,8 +543,6 @@ class Provenance(_Part, frozen=True, kw_only=True):
 
     Attributes:
         identities: the scorers that made the scores, by role, or of a cascade by name; or "unbound".
-        version: the version of this package.
-        created: time of creation, in UTC.
         key_sha256: digest of the key behind the draws.
         part: the part of a log that it was made from; None for all rows of a log.
     """

@@ -58,7 +58,6 @@ def chain_of(certificate: Certificate, *, installed: float, alarm: float | None 
     """Return the chain that a certificate in force belongs to.
 
     Args:
-        certificate: the one in force.
         installed: when it was first installed, in seconds since 1970.
         alarm: when the policy's last alarm was raised.
     """
@@ -105,9 +104,6 @@ def renewed(
 
     Args:
         calibrated: what the rows gave.
-        predecessor: the one that it replaces.
-        chain: where the policy stands.
-        step: how it comes to follow.
         renewal: the number of the last scheduled renewal, this one included if it is one.
         collected: rows of the log that the chain began with, among those of this certificate.
     """
@@ -132,10 +128,8 @@ def tightened(
     Rows, budget and log stay the predecessor's, and so does its promise: the loss only falls.
 
     Args:
-        predecessor: the certificate in force.
         fresh: a calibration of the same kind, on any rows.
         largest_margin: of those rows; it is the new relaxation if none keeps the budget on them.
-        chain: where the policy stands.
 
     Raises:
         OptionError: there is no proof for this kind of certificate.
@@ -177,7 +171,6 @@ def preferred_to(documents: Mapping[int, Mapping[str, Any]], version: int) -> in
 
     Args:
         documents: the certificates of a policy by version, up to this one.
-        version: the number of the version.
     """
     document, models = documents[version], _models(documents[version])
     same = (number for number, earlier in documents.items() if number <= version and _models(earlier) == models)

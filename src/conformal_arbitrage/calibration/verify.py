@@ -47,8 +47,6 @@ class DecisionCounts:
     """How many rows were decided, and how.
 
     Attributes:
-        rows: all rows.
-        deferred: rows that go to the Guardian.
         candidates: candidates of all rows together.
         undecided: rows that go to the Guardian and have no score of it.
         outside: rows that the guarantee does not cover.
@@ -137,9 +135,6 @@ def decide_parts(
     """Decide every row of a log in parts.
 
     Args:
-        certificate: the rule, with its key if it has one.
-        log: the log.
-        engine: where the work is done.
         folder: where to write one file of decisions per part (part-00000.parquet, ...), in the order of the parts.
     """
     parts = log.parts()
@@ -295,12 +290,7 @@ def _numbers(tuned: TunedChain) -> tuple[tuple[tuple[str, ...], ...], Floats]:
 
 
 def options_of(certificate: Certificate, *, loss: Loss | None = None) -> CalibrationOptions:
-    """Return the options that a certificate was calibrated with.
-
-    Args:
-        certificate: the certificate, with its key if it has one.
-        loss: your own loss, if the certificate names one.
-    """
+    """Return the options that a certificate was calibrated with."""
     rule, promise, declared = certificate.rule, certificate.promise, certificate.loss
     plain = rule if isinstance(rule, Threshold | ByGroup) else None
     cluster = promise if isinstance(promise, Cluster) else None

@@ -50,9 +50,7 @@ class Served:
 
     Attributes:
         questions: number of questions sent, none of them used for calibration.
-        deferred: number of questions that went to the expert.
         loss: share of answers worse than the expert's.
-        cost: dollars spent.
         always: dollars that always asking the expert would have cost.
     """
 

@@ -50,10 +50,7 @@ def print_fitted(
     Titles may break between words, figures may not.
 
     Args:
-        header: the titles.
-        rows: the cells.
         expendable: titles of the columns that may be left out, the first to go first.
-        title: above the table.
     """
     kept, left_out = list(range(len(header))), list[str]()
     for name in expendable:

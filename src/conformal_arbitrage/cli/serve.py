@@ -57,8 +57,6 @@ def example_call(config: Config, url: str, *, keyed: bool) -> str:
     One that people may have to answer carries a key, so that the same call again waits for the same review.
 
     Args:
-        config: the whole configuration.
-        url: where the gateway listens.
         keyed: whether calls need an API key.
     """
     policy = _example_policy(config)

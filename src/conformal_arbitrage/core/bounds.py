@@ -48,7 +48,6 @@ def bounded_interval(mean: float, n: int, confidence: float, *, share: float = 1
     Args:
         mean: the mean x of all numbers.
         n: how many numbers, or clusters of numbers, are independent of each other.
-        confidence: of the interval.
         share: the mean size of a cluster over the largest possible one.
     """
     limit = log(2 / (1 - confidence)) / n
@@ -106,8 +105,6 @@ def signed_tail(total: float, n: int, p: float, *, absolute: float) -> float:
     e^(t total) times its n-th power over t >= 0; it grows with v.
 
     Args:
-        total: of the losses.
-        n: how many.
         p: their mean, above 0 and at most `absolute`.
         absolute: an upper bound v on the mean of their absolute values.
     """
@@ -190,10 +187,8 @@ def hypergeometric_limit(items: int, allowed: int, sample: int, delta: Fraction)
     drawn are at most `allowed`, every k will do, and it is `sample`.
 
     Args:
-        items: how many there are.
         allowed: how many bad ones may remain undrawn.
         sample: how many are drawn, all subsets alike.
-        delta: the level.
     """
     if items - sample <= allowed:
         return sample
@@ -290,7 +285,6 @@ def shared_bets(first: Floats, line: float, delta: float) -> Floats:
     Args:
         first: the losses at relaxation 0, in order.
         line: a, above 0 and below 1.
-        delta: the level of the test.
     """
     squares = np.cumsum(first**2) - first**2
     sums = np.cumsum(first) - first

@@ -129,10 +129,6 @@ def common_decimals(largest: Floats, digits: int) -> tuple[Integers, Indices]:
     """Return the decimals kept in nearly all rows, one number for them, and the rows of other decades.
 
     Where no decade has nearly all rows, or where there are few: the decimals of each, and no other rows.
-
-    Args:
-        largest: the largest absolute score of each row.
-        digits: as in `kept_decimals`.
     """
     if len(largest) <= _FEW_ROWS:
         return kept_decimals(largest, digits), _NO_ROWS
@@ -170,7 +166,6 @@ def tick_gaps(scores: Floats, *, digits: int) -> tuple[Floats, Integers]:
 
     Args:
         scores: actions x rows, finite.
-        digits: 12, or 6 if the scores were single precision.
     """
     scores = as_recorded(scores, digits)
     top = scores.max(axis=0)
@@ -186,7 +181,6 @@ def gaps(scores: Floats, *, digits: int) -> Floats:
 
     Args:
         scores: actions x rows, finite.
-        digits: 12, or 6 if the scores were single precision.
     """
     ticks, decimals = tick_gaps(scores, digits=digits)
     ticks += 0.0  # -0.0 - 0.0 is -0.0; a gap of zero has no sign
@@ -241,7 +235,6 @@ def is_candidate(
     """Return which actions are candidates at a relaxation.
 
     Args:
-        gap: the gaps.
         relaxation: one for all rows or one for each; None, or infinity for a row, keeps every action (always_defer).
         u: the rows' draws, broadcast against `gap`; used with `boundary_u` only.
         boundary_u: with it, an action at gap > 0 is kept iff (gap, u) <= (relaxation, boundary_u) in
@@ -264,7 +257,6 @@ def row_gaps(scores: object, *, digits: int) -> list[float]:
 
     Args:
         scores: one number per action; checked as by `as_row`.
-        digits: as in `gaps`.
     """
     if digits == SINGLE_DIGITS or not _is_plain(scores):
         return gaps(as_row(scores), digits=digits)[:, 0].tolist()
@@ -311,7 +303,6 @@ def row_sight(
     Args:
         scores: one number per action; checked as by `as_row`.
         relaxation: None keeps every action (always_defer).
-        digits: as in `gaps`.
         u: the query's draw; used with `boundary_u` only.
         boundary_u: as in `is_candidate`.
     """
@@ -446,7 +437,6 @@ def blocks(offsets: Integers, some: Bools | None = None) -> Iterator[Block]:
     fresh memory, which costs more than computing in it.
 
     Args:
-        offsets: where each row starts.
         some: which rows; by default all.
     """
     sizes = np.diff(offsets)
@@ -487,7 +477,6 @@ class RowChoices:
 
     Attributes:
         action: of each row; -1 if the Guardian decides and its scores are missing.
-        deferred: whether the Guardian decides.
         margin: how far the Primary's top action leads.
         candidate: for every action of every row, flat: whether it is a candidate.
     """
@@ -509,7 +498,6 @@ def choose_rows(
     """Decide every row: by the top action if it stands alone, otherwise by the Guardian's choice.
 
     Args:
-        log: the rows.
         relaxation: the threshold, one for all rows or one for each.
         boundary_u: the draw that goes with it, likewise; see `is_candidate`.
         u: gives the draws of rows in which an action stands exactly at the threshold.
@@ -573,7 +561,6 @@ class Leads:
     """How far the top actions of some rows lead.
 
     Attributes:
-        rows: which.
         ticks: the best score minus the second best, in whole ticks.
         decimals: those kept of the scores.
         worth: what the top action is worth to the Guardian.

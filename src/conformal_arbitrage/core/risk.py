@@ -243,12 +243,10 @@ class _Regret:
     """A log, and how its Guardian scores become losses in ticks.
 
     Attributes:
-        log: the log.
         worth: the scores that the regret is measured in.
         unknown: rows whose loss is unknown.
         alone_only: whether only the top action alone can lose, as the Guardian sees everything from then on.
         worst: the loss of a row whose loss is unknown.
-        tick_digits: one tick is 10^-tick_digits.
         scores: the smallest and largest score of the log.
     """
 
@@ -437,7 +435,6 @@ class Events:
     """Every change of a row's loss as the relaxation grows from 0, unsorted; those of a path, see `path_events`.
 
     Attributes:
-        n: rows.
         total: the loss of all rows at relaxation 0, in ticks.
         position: where a loss changes: the gap, above 0, of an action that becomes a candidate.
         drop: by how much it falls, in ticks; negative where a net loss rises.
@@ -478,7 +475,6 @@ class _Piece:
     """The events of some rows.
 
     Attributes:
-        rows: which.
         at_zero: the loss of each at relaxation 0.
         steps: in which of them it falls, at which gap and by how much; in several steps.
     """
@@ -738,9 +734,7 @@ class RiskThreshold:
     """A threshold that keeps a budget.
 
     Attributes:
-        relaxation: the threshold.
         boundary_u: the draw that goes with it, for boundary="random"; else None.
-        total: the loss of all rows there.
     """
 
     relaxation: float
@@ -808,7 +802,6 @@ def walk_along(events: Events, draws: Floats | None, *, signed: bool, origin: fl
     Rows that share position and draw are walked with their losses before their gains, the order that breaks a budget first.
 
     Args:
-        events: the events.
         draws: one for each event; None without.
         signed: whether losses can be negative.
         origin: the position where none has happened.
@@ -1193,8 +1186,6 @@ class Bracket:
     """A range of gaps, both ends included, cut into buckets.
 
     Attributes:
-        low: the smallest gap.
-        high: the largest gap.
         buckets: how many, a power of two.
         even: whether buckets have the same width, and gaps beyond the range belong to the last of them; otherwise they
             have the same number of floats.
@@ -1225,8 +1216,6 @@ class Buckets:
     Attributes:
         place: the bucket's number, ascending.
         drop: the sum of its events.
-        smallest: the smallest gap in it.
-        largest: the largest gap in it.
         events: how many.
     """
 
@@ -1290,7 +1279,6 @@ def crossings(
     Args:
         scan: does a work on the events of every part.
         total: before any event.
-        limits: on the total.
         span: about the largest gap; what is beyond it is found too.
         first: the number of buckets of the first scan.
         later: the number of all buckets of a later one.
@@ -1431,10 +1419,7 @@ def crossings_here(total: int, gap: Floats, drop: Integers, limits: Sequence[int
     """Return the same as `crossings` for events that are all here: only those in buckets that matter are sorted.
 
     Args:
-        total: before any event.
         gap: where the total falls, unsorted.
-        drop: by how much.
-        limits: on the total.
     """
     if not len(gap) or all(total <= limit for limit in limits):
         return [Crossing(0.0, total, total, 0) if total <= limit else None for limit in limits]

@@ -243,11 +243,7 @@ def run_trials(
     """Calibrate each split's first part for every alpha, and average all quantities over its second.
 
     Args:
-        steps: the log's quantities.
         curve: the log's risk, under the options of the trials.
-        splits: calibration and test rows, of one size each.
-        alphas: the risk budgets.
-        bound: the loss bound.
         limits: the largest total loss for each alpha, in ticks; by default that of conformal risk control.
         calibrate: another way to find the thresholds from calibration rows, such as one for each group, for test rows.
         fixed: further per-row columns to average over the test rows, such as the cost of the Primary.

@@ -34,14 +34,7 @@ _OWN_ROWS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAssessment:
-    """What a certificate by groups did on the rows of one group.
-
-    Attributes:
-        rows: number of queries.
-        loss: mean loss of the decisions.
-        interval: as in `Assessment`, for this group alone.
-        deferred: share of the queries that go to the Guardian.
-    """
+    """What a certificate by groups did on the rows of one group; see `Assessment`."""
 
     rows: int
     loss: float

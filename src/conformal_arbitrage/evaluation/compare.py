@@ -76,9 +76,6 @@ class NamedRule:
     """A rule with what people need to know of it.
 
     Attributes:
-        name: as in the table.
-        promise: what the rule promises, in a few words.
-        keeps: the rule.
         binary: whether it needs losses of 0 or the bound.
         net: whether it promises the net loss.
         promises_loss: whether it promises a limit on the loss in which gains do not count.
@@ -334,9 +331,7 @@ class ComparedRule:
     """One rule at one budget, over all splits.
 
     Attributes:
-        rule: its name.
         promise: what it promises.
-        alpha: the risk budget.
         loss: mean loss of the test rows; gains do not count.
         net_loss: the same with gains counted; None if outcomes are unknown.
         standard_error: of the mean over splits of the loss that the rule is about.

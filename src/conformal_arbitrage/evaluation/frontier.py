@@ -619,8 +619,6 @@ class CascadePoint:
     """What cascades certified for one budget did on rows that they had not seen, on average over trials.
 
     Attributes:
-        alpha: the risk budget.
-        loss: mean loss.
         loss_error: its standard error over trials.
         over: share of trials whose loss lies above alpha; about half is what a promise on average gives.
         cost: of all models asked, relative to asking the Guardian alone.
@@ -644,10 +642,7 @@ class CascadeEvaluation:
     """Held-out trials of cascades.
 
     Attributes:
-        points: one per budget.
-        trials: random splits behind each.
         calibration_size: rows to choose, fit and calibrate on in each.
-        test_size: rows to measure on.
     """
 
     points: tuple[CascadePoint, ...]
@@ -676,12 +671,8 @@ def evaluate_cascade(
     """Certify a cascade on random parts of a log, and measure it on the rest.
 
     Args:
-        log: the recorded answers of all models.
-        alphas: risk budgets.
         calibration_size: rows of each trial to choose, fit and calibrate on.
         test_size: rows to measure on; by default all others.
-        trials: number of random splits.
-        seed: of the splits.
         loss: as the further arguments, that of `calibrate_cascade`.
         chain: models to ask in this order; by default each trial chooses.
         tuning_share: the share of the calibration rows to choose and fit on.

@@ -77,7 +77,6 @@ class BudgetUse:
     """What one budget buys on this log.
 
     Attributes:
-        alpha: the risk budget.
         deferred: share of queries sent to the Guardian with boundary="include"; None if all are.
         deferred_random: the same with boundary="random".
         wasted: share of the budget that boundary="include" leaves unused.
@@ -490,7 +489,6 @@ def _verdict(
     Args:
         saved: Guardian calls saved over random routing at the same loss; None if the Primary alone has no loss.
         gained: how much better the Guardian's choice is, and the margin, row by row; None if that is unknown.
-        costs: of both models, if known.
     """
     if saved is None:
         return False, "Use the Primary alone: it has no loss here."

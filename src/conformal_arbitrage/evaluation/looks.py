@@ -30,12 +30,8 @@ class Look(msgspec.Struct, kw_only=True):
     """A look as it is noted.
 
     Attributes:
-        command: what looked.
-        log: the digest of the log.
         parents: digests of the logs that it was taken from.
         terms: of a calibration, what was chosen for it.
-        times: how often.
-        last: when it was so last.
     """
 
     command: str
@@ -111,9 +107,7 @@ def note_look(path: Path, lineage: Sequence[str], command: str, *, terms: str | 
     """Note that a log was looked at.
 
     Args:
-        path: of the file.
         lineage: digests of the logs that it was taken from, and its own at last.
-        command: what looked at it.
         terms: of a calibration, what was chosen for it.
 
     Raises:
@@ -139,7 +133,6 @@ def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) ->
     certificate pleased was chosen.
 
     Args:
-        path: of the file.
         lineage: digests of the logs that it was taken from, and its own at last.
         terms: what is chosen for the calibration that asks; an earlier one of this log with the same choice does not count.
     """

@@ -61,7 +61,6 @@ def cells(
     """Return header and rows: the mean of each figure that is defined for at least one policy, and its spread.
 
     Args:
-        frontier: the sweep.
         spread: whether to show a spread beside each mean.
         standard_error: show the standard error of the mean instead of the standard deviation over trials.
     """
@@ -151,8 +150,6 @@ def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str
     """Draw a frontier and save it; the file extension selects the format (.png, .svg, .pdf).
 
     Args:
-        frontier: the sweep.
-        path: the file to write.
         x: "cost", "loss" or the name of an outcome.
         y: the name of an outcome, or "loss".
     """
@@ -171,7 +168,6 @@ def save_drawing(
 
     Args:
         path: the file to write; its extension selects the format.
-        draw: what to draw.
         size: width and height in inches.
         rows: axes one above the other, the first twice as high, on one x-axis.
     """
@@ -204,7 +200,6 @@ def draw_frontier(axes: "Axes", frontier: Frontier, *, x: str | None = None, y: 
     """Draw a frontier on axes and return them.
 
     Args:
-        axes: where to draw.
         frontier: the sweep.
         x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
         y: the name of an outcome, or "loss"; by default the first outcome.
@@ -337,9 +332,6 @@ class DrawnLedger:
 
     Attributes:
         x: where its points stand: decisions, or days since 1970.
-        start: where it begins.
-        stop: where it ends.
-        history: the points themselves.
         bound: the loss bound, by which shares are multiplied.
     """
 

@@ -107,14 +107,12 @@ class Scenario:
     """What is simulated.
 
     Attributes:
-        decisions: how many.
         shift: the factor by which the Primary's loss grows; 1 for no change.
         shift_at: when, as a share of the decisions.
         audit_rate: the share of decisions that the coin draws.
         calibration_rows: rows to calibrate on; by default half of the log.
         renewal_rows: rows after an alarm that make a new certificate; by default ten times what alpha needs, 0 for none.
         alarm_line: as in `certificate_lines`.
-        seed: of everything that is drawn.
     """
 
     decisions: int = 100_000
@@ -150,8 +148,6 @@ class SpanFigures:
     """What happened to a run of decisions.
 
     Attributes:
-        decisions: how many.
-        loss: their mean loss.
         guardian_share: the share that the Guardian decided.
         excess: the total loss above alpha times the decisions; 0 if it is not above.
         audit_calls: calls of the Guardian for audits alone.
@@ -174,7 +170,6 @@ class Moment:
         kind: the Primary became worse, an alarm was raised, or a new certificate was installed.
         at: the number of decisions before it.
         audits: of an alarm, the audits on its ledger.
-        text: more of it, in words.
     """
 
     kind: Literal["change", "red", "renewal"]
@@ -209,10 +204,7 @@ class Simulation:
     """What would have happened, with the monitor and without it, on the same traffic.
 
     Attributes:
-        scenario: what was simulated.
-        certificate: the first one.
         lines: what its ledger was watched against.
-        moments: change, alarms and renewals, in order.
         outcomes: "with" and "without" the monitor -> "before" the change, "after" it, and "all".
         always: dollars of always asking the Guardian; None if costs are unknown.
         courses: the decisions behind it, for a figure.

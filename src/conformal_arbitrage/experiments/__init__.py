@@ -94,9 +94,6 @@ def reproduce(
 
     Args:
         name: an experiment's name, or "all".
-        source: the scores.
-        out: the folder for the reports.
-        seed: of splits and simulations.
         on_progress: called with a line of text before each experiment of "all".
 
     Returns:

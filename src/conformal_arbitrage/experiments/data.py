@@ -51,10 +51,8 @@ def load_corpus(corpus: Corpus, data: Path | None = None, *, rows: int | None = 
     """Load and filter one of the paper's datasets.
 
     Args:
-        corpus: which one.
         data: a local copy: a file, or a folder of files, with the dataset's own columns; from the hub if None.
         rows: size of a random sample, balanced over subjects if there are any; all rows if None.
-        seed: of that sample.
     """
     loaded = _pku(data) if corpus == "pku" else _menus(corpus, data)
     size = len(loaded.menus.queries)
@@ -177,10 +175,7 @@ class Live:
         folder: where logs and replies are kept.
         data: a local copy of the datasets; the hub if None.
         rows: at most this many rows of each dataset, balanced over subjects.
-        seed: of that sample.
-        concurrency: maximum number of concurrent upstream calls.
         max_cost: limit in dollars for everything in this folder together.
-        on_progress: called with the progress of each collection.
     """
 
     config: Config

@@ -43,13 +43,9 @@ class Variant:
     """One variant of the TruthfulQA protocol.
 
     Attributes:
-        name: the experiment's name.
-        title: of the report.
         label: of the paper's table.
         calibration: rows to calibrate on, of the paper's 684.
-        alphas: the risk budgets.
         binarize: whether the Guardian is made 0/1.
-        part: whose scores.
         rule: the rule of the main table.
         comparison: another rule, shown in a table of its own.
     """

@@ -17,7 +17,6 @@ class PaperClaim:
     """One claim of the paper.
 
     Attributes:
-        text: the claim.
         in_paper: what the paper's own table shows.
         supported: whether that supports the claim.
         here: returns what the reports show, or None if an experiment it needs was not run.

@@ -34,8 +34,6 @@ class Sample:
     """One document of one run.
 
     Attributes:
-        task: the task's name.
-        document: what lm-eval wrote.
         place: the file and line, for messages.
     """
 
@@ -130,7 +128,6 @@ def lm_eval_run(path: str | Path, grade: str | None) -> ModelRun:
     """Return the grades of one run by document.
 
     Args:
-        path: a samples file, or a folder with several.
         grade: METRIC or METRIC,FILTER; by default acc where there are options, else as `read_lm_eval` chooses.
     """
     metric, _, filter = (grade or "").partition(",")

@@ -35,13 +35,10 @@ class LoggedAnswer:
 
     Attributes:
         id: the question, the same for both models.
-        messages: the question as a conversation.
         text: the answer; None if the model failed.
         confidence: that the answer is right, 0 or more; None if the file has none.
         grade: of the answer, in [0, 1]; None if it has none yet.
-        expected: the right answer, for a grader.
         group: subject, tenant, language.
-        cost: dollars.
         input_tokens: of the question.
         output_tokens: of the answer.
     """
@@ -82,8 +79,6 @@ class Imported:
     """A score log made from another tool's files, and what of them was not used.
 
     Attributes:
-        log: the score log.
-        source: the format.
         models: the names of the Primary and the Guardian in the files; of the Primary alone if nobody is asked else.
         unused: what could not be used, by reason.
         notes: what the reader should know before calibrating.
@@ -307,10 +302,7 @@ async def graded(
     """Return the pairs with the grades of a grader, which does not see which model answered.
 
     Args:
-        pairs: the answers.
         how: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human; None keeps the grades that they have.
-        config: the configuration with the judge.
-        max_cost: dollars that the judge may cost.
     """
     if how is None:
         return list(pairs)
@@ -348,7 +340,6 @@ def with_columns(pairs: Sequence[Pair], *, expected: str | Path | None, confiden
     """Return the pairs with right answers, and confidences of the Primary, from tables that name the questions.
 
     Args:
-        pairs: the answers.
         expected: a table with `id` and `expected` (or `answer`).
         confidences: a table with `id` and `confidence`.
     """
@@ -461,10 +452,7 @@ class MenuRow:
     """One model's view of one question.
 
     Attributes:
-        id: the question.
         group: its task.
-        context: its text.
-        options: the texts to choose from.
         likelihoods: of the options, in logarithms; NaN if unknown.
         target: the right option as the tool names it: an index, a list of them, or a text.
         right: the tool's own verdict on this model's top option, 1 or 0; None if it has none.

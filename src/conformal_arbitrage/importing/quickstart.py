@@ -58,7 +58,6 @@ def quick_start(have: Have, files: Sequence[str], *, alpha: Number = 0.05, confi
         have: "csv": a table with scores of both models; "endpoints": two models to ask, and questions; "eval": the files
             of two evaluation runs, the Primary's first.
         files: the table, the questions, or the two runs.
-        alpha: the risk budget.
         config: the name that the configuration will have.
 
     Raises:

@@ -601,7 +601,6 @@ def as_score_log(data: object, **columns: Unpack[FrameColumns]) -> ScoreLog:
     """Return a score log as it is, or read one from a frame.
 
     Args:
-        data: a score log, a pandas or polars frame, or any Arrow table.
         columns: `primary`, `guardian` and `outcomes`, as in `ScoreLog.from_frame`.
     """
     if not isinstance(data, ScoreLog):
@@ -616,7 +615,6 @@ def join_logs(logs: Sequence[ScoreLog], source: str) -> ScoreLog:
 
     Args:
         logs: the logs, in order; ids are not compared across them.
-        source: what to call the whole, for messages.
     """
     first = logs[0]
     sizes = np.concatenate([log.sizes for log in logs])
@@ -1133,14 +1131,7 @@ _STEPS: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 def row_hashes(digits: int, offsets: Integers, arrays: Iterable[NDArray[Any]], ids: TextBytes | None) -> Words:
-    """Return the hash of each row.
-
-    Args:
-        digits: of the Primary scores.
-        offsets: where each row begins, from 0.
-        arrays: numbers per action.
-        ids: of the rows.
-    """
+    """Return the hash of each row."""
     sizes = np.diff(offsets)
     places = _places(offsets)
     rows = ((digits << 32) + sizes).astype(np.uint64) * _ODD
@@ -1223,14 +1214,7 @@ _ROWS_AT_ONCE: Final = 1 << 13
 def sum_of_hashes(
     digits: int, offsets: Integers, arrays: Sequence[NDArray[Any] | None], ids: Strings | TextBytes | None
 ) -> int:
-    """Return the sum of the hashes of some rows, modulo 2^64.
-
-    Args:
-        digits: of the Primary scores.
-        offsets: where each row begins.
-        arrays: numbers per action; None where there are none.
-        ids: of the rows.
-    """
+    """Return the sum of the hashes of some rows, modulo 2^64."""
     starts = range(0, len(offsets) - 1, _ROWS_AT_ONCE)
     return sum(_hash_sum(digits, offsets, arrays, ids, start) for start in starts) % (1 << 64)
 
@@ -1317,7 +1301,6 @@ def costs_of(log: ScoreLog, options: CostOptions | None = None) -> Costs | None:
     """Return the costs of a log's queries, or None unless they are known for both models.
 
     Args:
-        log: the recorded scores.
         options: constants or token prices; without them the log's cost columns are used.
     """
     prices = options or CostOptions()

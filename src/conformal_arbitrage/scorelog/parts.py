@@ -100,7 +100,6 @@ class PartsTable(ColumnReader):
         """Find and open the files.
 
         Args:
-            source: where they are.
             name: of the table, for messages, if it is not where they are.
 
         Raises:
@@ -324,13 +323,8 @@ class ScorePart:
     """A range of rows of one file.
 
     Attributes:
-        file: the file.
         start: its first row, counted from 0.
-        stop: the row after its last.
         first: the number of this first row in the whole log.
-        primary: the column that plays the Primary.
-        guardian: the column that plays the Guardian, or None.
-        outcomes: list columns to read as outcomes besides `correct`.
         binary: whether the loss is measured on the paper's 0/1 Guardian.
     """
 

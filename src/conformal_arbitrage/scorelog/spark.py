@@ -99,11 +99,7 @@ def results_of(frame: Any) -> Iterator[Any]:
 
 @contextmanager
 def spark_errors(what: str) -> Generator[None]:
-    """Translate the errors of Spark, and of a Java machine or a server that is lost, into one that says what to do.
-
-    Args:
-        what: what failed, for the message.
-    """
+    """Translate the errors of Spark, and of a Java machine or a server that is lost, into one that says what to do."""
     from pyspark.errors import PySparkException
 
     try:

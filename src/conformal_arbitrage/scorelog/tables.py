@@ -48,7 +48,6 @@ class TextBytes:
     """Texts in UTF-8, one after the other.
 
     Attributes:
-        data: all bytes.
         bounds: where each text begins, and where the last one ends.
     """
 
@@ -270,7 +269,6 @@ def number_lists(source: ArrowStream, rows: int) -> tuple[Floats, Integers]:
     """Return the only column of a stream, lists of doubles: all numbers (NaN for null), and each length (-1 for null).
 
     Args:
-        source: the stream.
         rows: about how many rows it has, so that memory is claimed once.
     """
     values, sizes = _Growing(np.float64, rows), _Growing(np.int64, rows)
@@ -593,9 +591,6 @@ class ColumnReader:
         """Write some rows to a CSV file, numbered from 1, whole or not at all; memory does not grow with them.
 
         Args:
-            target: the file.
-            picked: which rows.
-            names: the columns.
             further: columns that are not in the table, as SQL over those that are and those beside it.
             beside: arrays with one value per row of the table.
         """
@@ -752,9 +747,7 @@ class TableColumns:
     """A table to be written or handed over.
 
     Attributes:
-        scalars: columns with one value per row.
         lists: flat arrays that share the offsets.
-        offsets: where each row's list begins.
         metadata: the JSON document that goes with the table; none if empty.
     """
 
