@@ -40,8 +40,8 @@ def measure(path, *, same_rows):
         certify = explore[best] if same_rows else logs[best].select(np.arange(N, 2 * N))
         if t == 0:
             for log in explore:
-                note_look(path, log.lineage(), "evaluate")
-            seen.add(looks_at(path, certify.lineage()).commands["evaluate"])
+                note_look(log.lineage(), "evaluate", path=path)
+            seen.add(looks_at(certify.lineage(), path=path).commands["evaluate"])
         margin, loss = (values[best] for values in draw(rng, FRESH))
         alone = ~calibrate(certify, ALPHA).apply(log_of(margin, loss, "f")).deferred
         means.append((alone * loss).mean())

@@ -186,7 +186,7 @@ def test_the_turn_that_stays_is_drawn_by_its_id_and_not_by_its_place():
     rows = [CalibrationRow(id=f"{s}-{k}", size=2, named=f"s{s}") for s in range(900) for k in range(3)]
     rows.append(CalibrationRow(id="alone", size=2))
     kept = records.one_of_each_session(rows)
-    assert kept == [row for row in rows if row in records.one_of_each_session(rows[::-1])]
+    assert {row.id for row in kept} == {row.id for row in records.one_of_each_session(rows[::-1])}
     assert [row.named for row in kept] == [*(f"s{s}" for s in range(900)), None]
     places = np.bincount([int(row.id.rpartition("-")[2]) for row in kept[:-1]])
     assert places.min() > 240

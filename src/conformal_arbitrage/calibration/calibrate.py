@@ -191,7 +191,7 @@ def certify(
 
 def drawn_by(log: ScoreLog) -> Literal["id", "text", "scores"]:
     """Return what the draws of a log's rows are keyed by."""
-    return "id" if log.has_ids else "scores" if log.context is None else "text"
+    return "id" if log.id is not None else "scores" if log.context is None else "text"
 
 
 def _survey(

@@ -1480,7 +1480,7 @@ class Certificate:
     def differences(self, other: "Certificate") -> dict[str, tuple[Any, Any]]:
         """Return the fields that differ, by name, with both values; who made a certificate when is not compared."""
         pairs: dict[str, tuple[Any, Any]] = {
-            name: (getattr(self, name), getattr(other, name)) for name in ("status", "ancestry", "guarantee")
+            name: (getattr(self, name), getattr(other, name)) for name in ("ancestry", "guarantee")
         }
         for part in ("rule", "promise", "loss", "evidence"):
             pairs |= _field_pairs(part, getattr(self, part), getattr(other, part))

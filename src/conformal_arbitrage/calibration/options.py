@@ -439,10 +439,11 @@ class CalibrationOptions:
             raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
         if self.own_loss is not None and self.loss_bound is None:
             raise OptionError("your own loss needs loss_bound=, the largest value it can have, from what it means")
-        if self.own_loss is None and self.full_sight_loss is not None:
-            raise OptionError("full_sight_loss= is for a loss of your own; the Guardian's own is 0 in full sight")
-        if as_fraction(self.in_full_sight, name="full_sight_loss") < 0:
-            raise OptionError(f"full_sight_loss must be 0 or more; got {self.full_sight_loss!r}")
+        if self.full_sight_loss is not None:
+            if self.own_loss is None:
+                raise OptionError("full_sight_loss= is for a loss of your own; the Guardian's own is 0 in full sight")
+            if as_fraction(self.full_sight_loss, name="full_sight_loss") < 0:
+                raise OptionError(f"full_sight_loss must be 0 or more; got {self.full_sight_loss!r}")
 
     @property
     def kinds(self) -> list[Kind]:
@@ -475,8 +476,9 @@ class CalibrationOptions:
         """
         drawn = self.grid is None and (self.net or self.learned or log.has_ids)
         boundary: Boundary = self.boundary or ("random" if drawn else "include")
-        bound = as_fraction(self.loss_bound or 1, name="loss_bound")
-        keyed = boundary == "random" or (self.confidence is not None and not self.is_binary(log, bound))
+        keyed = boundary == "random"
+        if self.confidence is not None:
+            keyed |= not self.is_binary(log, as_fraction(self.loss_bound or 1, name="loss_bound"))
         return replace(self, boundary=boundary, key=(self.key or find_key()) if keyed else None)
 
     def delta(self, groups: int = 1) -> float | None:

@@ -19,7 +19,7 @@ from conformal_arbitrage.calibration.options import refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli.output import warn
 from conformal_arbitrage.errors import CertificateError, OutputError, StoreError
-from conformal_arbitrage.evaluation.looks import looks_at, looks_path, note_look
+from conformal_arbitrage.evaluation.looks import looks_at, note_look
 from conformal_arbitrage.live.build import database_exists, database_of, open_record
 from conformal_arbitrage.live.config import FILE, Config, read_config
 from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
@@ -688,7 +688,7 @@ def lacks_guardian(scores: ScoreLog | ScoreParts) -> bool:
 def remember_look(lineage: Sequence[str], command: str, *, terms: str | None = None) -> None:
     """Note that a command looked at a log; a folder that cannot be written gives a warning."""
     try:
-        note_look(looks_path(), lineage, command, terms=terms)
+        note_look(lineage, command, terms=terms)
     except OutputError as error:
         warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
 
@@ -696,7 +696,7 @@ def remember_look(lineage: Sequence[str], command: str, *, terms: str | None = N
 def describe_looks(lineage: Sequence[str], *, fixed_before: bool, terms: str | None = None) -> str | None:
     """Return what a certificate says of earlier looks at its log, but for calibrations with the same `terms`; or None."""
     try:
-        looks = looks_at(looks_path(), lineage, terms=terms)
+        looks = looks_at(lineage, terms=terms)
     except OutputError as error:
         warn(str(error))
         return None

@@ -513,7 +513,8 @@ def choose_rows(
         draw = np.zeros(gap.shape[1])
         if u is not None and at is not None:
             tied = np.flatnonzero((gap == threshold).any(axis=0))
-            draw[tied] = u(block.row_numbers(tied))
+            if tied.size:
+                draw[tied] = u(block.row_numbers(tied))
         kept = is_candidate(gap, threshold, u=draw, boundary_u=at)
         last = kept.sum(axis=0) - 1
         choices = guardian_choices(block.of(log.guardian), order, sees_all=sees_all)

@@ -891,14 +891,16 @@ class RiskCurve:
         cls, log: ScoreArrays, events: Events, *, grades: Floats | None = None, u: Floats | Draw | None = None
     ) -> "RiskCurve":
         """Build the curve of a log whose events are known; see `from_log`."""
-        scores = log.loss_scores if grades is None else grades
-        unit = within_unit(scores) if events.scores is None else in_unit(events.scores)
+        outside = None
+        if events.scores is None or not in_unit(events.scores):
+            scores = log.loss_scores if grades is None else grades
+            outside = None if within_unit(scores) else first_outside(scores, log.offsets, log.source)
         return cls(
             source=log.source,
             events=events,
             draw=u.take if isinstance(u, np.ndarray) else u,
             signed=grades is not None,
-            outside=None if unit else first_outside(scores, log.offsets, log.source),
+            outside=outside,
         )
 
     @property

@@ -103,16 +103,18 @@ def _chain_terms(rule: PathRule) -> list[object]:
     return [rule.chain.models if tuning.fixed else rule.models, rule.guardian, tuning.share, tuning.seed]
 
 
-def note_look(path: Path, lineage: Sequence[str], command: str, *, terms: str | None = None) -> None:
+def note_look(lineage: Sequence[str], command: str, *, terms: str | None = None, path: Path | None = None) -> None:
     """Note that a log was looked at.
 
     Args:
         lineage: digests of the logs that it was taken from, and its own at last.
         terms: of a calibration, what was chosen for it.
+        path: where looks are kept; `looks_path()` if None.
 
     Raises:
         OutputError: the file cannot be written; nothing else is affected.
     """
+    path = path or looks_path()
     *parents, digest = lineage
     look = Look(command=command, log=digest, parents=parents, terms=terms)
     looks = _read(path)
@@ -126,7 +128,7 @@ def note_look(path: Path, lineage: Sequence[str], command: str, *, terms: str | 
     write_text(path, json.dumps({"looks": msgspec.to_builtins(kept)}, indent=1) + "\n")
 
 
-def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) -> Looks:
+def looks_at(lineage: Sequence[str], *, terms: str | None = None, path: Path | None = None) -> Looks:
     """Return the looks at a log that count against a calibration of it.
 
     Parts of one log are apart as far as looks go, unless both are calibrated: a part that was drawn again until its
@@ -135,9 +137,10 @@ def looks_at(path: Path, lineage: Sequence[str], *, terms: str | None = None) ->
     Args:
         lineage: digests of the logs that it was taken from, and its own at last.
         terms: what is chosen for the calibration that asks; an earlier one of this log with the same choice does not count.
+        path: where looks are kept; `looks_path()` if None.
     """
     commands, calibrations = Counter[str](), set[tuple[str, str]]()
-    for look in _read(path):
+    for look in _read(path or looks_path()):
         if look.terms is not None and (look.log, look.terms) == (lineage[-1], terms):
             continue
         related = look.log in lineage or lineage[-1] in look.parents
