@@ -89,14 +89,10 @@ def calibrate_command(
     alpha: str | None,
     config: str | None,
     guardian_sees: Any,
-    boundary: Any,
     loss: Any,
     binarize: bool,
-    confidence: str | None,
-    zero_one: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
+    place: options.Place,
     output: str | None,
     full: bool,
     as_json: bool,
@@ -117,31 +113,27 @@ def calibrate_command(
     alpha, guardian_sees = _as_configured(alpha, guardian_sees, config)
     del further["fixed_before"], further["force"]  # `_finish` reads them
     learned = options.learned_options(further)
-    loss = options.loss_of(loss)
     chain = options.chain_options(further, "seed")
     if chain is not None:
-        scores: options.AnyLog = options.read_cascade(log, guardian_column, chain.pop("models"))
-        chain["missing_guardian"], place = further["missing_guardian"], None
+        scores: options.AnyLog = options.read_cascade(log, columns.guardian_column, chain.pop("models"))
+        chain["missing_guardian"], engine = further["missing_guardian"], None
         certificate = calibrate_cascade(scores, alpha, key=secret.boundary_key, loss=loss, **chain)
     else:
-        scores = options.open_log(log, primary_column, guardian_column, outcomes, further["engine"], binarized=binarize)
-        place = options.place_of(scores, further.pop("engine"), further.pop("jobs"))
+        scores = options.open_log(log, columns, place.engine, binarized=binarize)
+        engine = place.of(scores)
         certificate = calibrate(
             scores,
             alpha,
             guardian_sees=guardian_sees,
-            boundary=boundary,
             loss=loss,
-            confidence=confidence,
-            zero_one=zero_one,
-            engine=place,
+            engine=engine,
             progress=tell_pass,
             **learned,
             **further,
         )
         _warn_of_rows(scores, config, clustered=further["cluster"] is not None)
     certificate = _finish(certificate, scores, secret)
-    _show_certificate(certificate, _use(certificate, scores, place), alpha, output, full=full, as_json=as_json)
+    _show_certificate(certificate, _use(certificate, scores, engine), alpha, output, full=full, as_json=as_json)
 
 
 def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSecret) -> Certificate:
@@ -280,11 +272,8 @@ def verify_command(
     certificate: str,
     log: str,
     *,
-    engine: str | None,
-    jobs: int | None,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
+    place: options.Place,
     as_json: bool,
 ) -> None:
     """Recompute a certificate from its log, to the bit; exit 1 if anything differs.
@@ -298,9 +287,8 @@ def verify_command(
         if loaded.is_batch:
             verification = verify(loaded, read_labels(Path(certificate).parent, log))
         else:
-            scores = options.log_of(loaded, log, primary_column, guardian_column, outcomes, engine)
-            place = options.place_of(scores, engine, jobs)
-            verification = verify(loaded, scores, engine=place, progress=tell_pass)
+            scores = options.log_of(loaded, log, columns, place.engine)
+            verification = verify(loaded, scores, engine=place.of(scores), progress=tell_pass)
     except ScoreLogError as error:
         click.echo(f"arbitrage: {certificate} cannot have been made from {log}: {error}", err=True)
         raise SystemExit(1) from error
@@ -338,12 +326,9 @@ def apply_command(
     certificate: str,
     log: str,
     *,
-    engine: str | None,
-    jobs: int | None,
+    columns: options.Columns,
+    place: options.Place,
     output: str | None,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Decide every row of a log with a certificate; the log may lack the Guardian's column.
@@ -357,12 +342,10 @@ def apply_command(
     if loaded.is_cascade:
         summary, sentences = _apply_cascade(loaded, log, output)
     else:
-        columns = options.columns_of(loaded, primary_column, guardian_column)
         into_file = output is not None and Path(output).suffix in (".jsonl", ".parquet")
-        scores = options.read_scores(
-            log, *columns, outcomes, guardian_optional=guardian_column is None, whole=into_file
-        )
-        summary, sentences = _apply_pair(loaded, scores, options.place_of(scores, engine, jobs), output)
+        optional = columns.guardian_column is None
+        scores = options.read_scores(log, columns.of(loaded), guardian_optional=optional, whole=into_file)
+        summary, sentences = _apply_pair(loaded, scores, place.of(scores), output)
     if as_json:
         print_json(summary)
         return
@@ -564,7 +547,7 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
 @click.option(
     "--text", is_flag=True, help="Also try a score learned from the texts of the queries; needs the extra `text`."
 )
-@options.costs
+@options.cost_options
 @click.option("--from", "plan_file", metavar="FILE", help="Repeat the recommendation of this route plan, and compare.")
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
 @options.fixed_before

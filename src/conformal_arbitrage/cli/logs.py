@@ -412,22 +412,20 @@ def inspect_command(
     *,
     loss_bound: str | None,
     binarize: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
     sample: int | None,
     as_json: bool,
-    **costs: Any,
+    costs: CostOptions,
 ) -> None:
     """Show what a log contains, and whether its pair of models is worth routing.
 
     \b
     arbitrage inspect log.parquet --primary-column qwen15b --guardian-column expert
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
-    inspection = inspect(scores, loss_bound=loss_bound, **costs)
+    scores = options.read_log(log, columns, binarized=binarize, sample=sample)
+    inspection = inspect(scores, loss_bound=loss_bound, costs=costs)
     if options.in_parts(log):
-        counts = options.counts_of_parts(log, primary_column, guardian_column, binarized=binarize)
+        counts = options.counts_of_parts(log, columns, binarized=binarize)
         inspection = inspection.with_counts(counts, log)
     options.remember_look(rows_to_choose_on(scores).lineage(), "inspect")
     if as_json:
@@ -466,9 +464,7 @@ def split_command(
     *,
     share: float,
     seed: int,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
     sample: int | None,
     as_json: bool,
 ) -> None:
@@ -480,7 +476,7 @@ def split_command(
     for left, other in ((log, explore), (log, certify), (explore, certify)):
         options.refuse_same(left, other)
         file_format(Path(other))
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, sample=sample)
+    scores = options.read_log(log, columns, sample=sample)
     parts = split(scores, share=share, seed=seed)
     for part, path in zip(parts, (explore, certify), strict=True):
         part.write(path)
@@ -522,9 +518,7 @@ def learn_command(
     answers: bool,
     loss: str,
     binarize: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
     output: str,
     as_json: bool,
 ) -> None:
@@ -538,7 +532,7 @@ def learn_command(
     arbitrage calibrate scored.parquet --alpha 0.05 --loss net -o certificate.json
     """
     options.refuse_same(log, output)
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
+    scores = options.read_log(log, columns, binarized=binarize)
     chosen: Any = load_object(learner)() if ":" in learner else learner
     features = Features(menu_size=menu_size, text=text, answers=answers)
     learned = learn(
@@ -566,12 +560,10 @@ def assess_command(
     log: str,
     *,
     confidence: float,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
     sample: int | None,
     as_json: bool,
-    **costs: Any,
+    costs: CostOptions,
 ) -> None:
     """Measure the realised loss of a certificate on new rows, with an exact confidence interval.
 
@@ -579,11 +571,9 @@ def assess_command(
     arbitrage assess certificate.json new-rows.parquet
     """
     loaded = options.load_pair_certificate(certificate)
-    scores = options.read_log(
-        log, *options.columns_of(loaded, primary_column, guardian_column), outcomes, sample=sample
-    )
-    assessment = assess(loaded, scores, confidence=confidence, **costs)
-    if options.made_from(loaded, log, primary_column, guardian_column):
+    scores = options.read_log(log, columns.of(loaded), sample=sample)
+    assessment = assess(loaded, scores, confidence=confidence, costs=costs)
+    if options.made_from(loaded, log, columns):
         assessment = without_verdict(assessment)
     options.remember_look(scores.lineage(), "assess")
     if as_json:
@@ -642,8 +632,7 @@ def swap_command(
     new: str | None,
     grade: str | None,
     unpaired: Unpaired,
-    primary_column: str | None,
-    guardian_column: str | None,
+    columns: options.Columns,
     policy: str | None,
     config: str,
     as_json: bool,
@@ -669,21 +658,21 @@ def swap_command(
             "give two files, OLD NEW; or one TABLE, with --old and --new or as a score log; or --policy NAME"
         )
     if len(files) == 2:
-        columns, source = _paired_grades(files, grade, unpaired), " and ".join(files)
+        grades, source = _paired_grades(files, grade, unpaired), " and ".join(files)
     elif old is not None and new is not None:
         with Table(files[0]) as table:
-            columns, source = (table.scalars(old, truths=True), table.scalars(new, truths=True)), files[0]
+            grades, source = (table.scalars(old, truths=True), table.scalars(new, truths=True)), files[0]
     else:
         log = (
-            options.read_log(files[0], primary_column, guardian_column)
+            options.read_log(files[0], columns)
             if policy is None
             else options.with_store(config, lambda store: pair_log_of(store, policy), only_existing=True)
         )
         loss = loss or ("net" if "correct" in log.outcome_names else "regret")
-        columns, source = model_grades(log, loss), log.source
+        grades, source = model_grades(log, loss), log.source
         options.remember_look(log.lineage(), "swap")
     result = swap(
-        *columns, alpha=alpha, confidence=confidence, loss=loss or "net", loss_bound=loss_bound or 1, source=source
+        *grades, alpha=alpha, confidence=confidence, loss=loss or "net", loss_bound=loss_bound or 1, source=source
     )
     if as_json:
         print_json(result.to_dict())
@@ -753,16 +742,14 @@ def evaluate_command(
     *,
     alphas: tuple[str, ...],
     binarize: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
     sample: int | None,
     figure: str | None,
     x: str,
     form: str | None,
     per_trial: bool,
     delta_of: str,
-    loss: str,
+    loss: Any,
     **sweep: Any,
 ) -> None:
     """Run held-out trials: what each budget buys, compared with the single models and random routing.
@@ -773,12 +760,13 @@ def evaluate_command(
     arbitrage evaluate cascade.parquet --path --alpha 0.05 --calibration-size 400
     """
     learned = options.learned_options(sweep)
-    kind = options.loss_of(loss)
     chain = options.chain_options(sweep)
     if chain is not None:
-        return _evaluate_cascade(log, alphas, form, loss=kind, guardian=guardian_column, chain=chain, sweep=sweep)
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
-    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=kind, **learned, **sweep)
+        return _evaluate_cascade(
+            log, alphas, form, loss=loss, guardian=columns.guardian_column, chain=chain, sweep=sweep
+        )
+    scores = options.read_log(log, columns, binarized=binarize, sample=sample)
+    frontier = evaluate(scores, alphas, delta_of=delta_of, loss=loss, **learned, **sweep)
     if figure is not None:
         save_figure(frontier, figure, x=x, y=delta_of)
     options.remember_look(scores.lineage(), "evaluate")
@@ -876,9 +864,7 @@ def compare_command(
     *,
     alphas: tuple[str, ...],
     binarize: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
+    columns: options.Columns,
     sample: int | None,
     figure: str | None,
     as_json: bool,
@@ -891,7 +877,7 @@ def compare_command(
     \b
     arbitrage compare log.parquet --alpha 0.05 --splits 200 --plot compare.png
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize, sample=sample)
+    scores = options.read_log(log, columns, binarized=binarize, sample=sample)
     comparison = compare(scores, alphas, progress=None if as_json else print_progress, **settings)
     options.remember_look(scores.lineage(), "compare")
     if figure is not None:
@@ -938,6 +924,7 @@ def compare_command(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split and of the traffic."
 )
 @options.threshold
+@options.binarize
 @options.columns
 @options.costs
 @click.option("--plot", "figure", metavar="FILE", help="Save a figure of the course (.png, .svg, .pdf).")
@@ -946,19 +933,10 @@ def simulate_command(
     log: str,
     *,
     alpha: str,
-    guardian_sees: Any,
-    boundary: Any,
-    loss_bound: str | None,
+    threshold: options.OneThreshold,
     binarize: bool,
-    confidence: str | None,
-    zero_one: bool,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: tuple[str, ...],
-    primary_cost: float | None,
-    guardian_cost: float | None,
-    primary_price: tuple[float, float] | None,
-    guardian_price: tuple[float, float] | None,
+    columns: options.Columns,
+    costs: CostOptions,
     figure: str | None,
     as_json: bool,
     **scenario: Any,
@@ -971,24 +949,8 @@ def simulate_command(
     \b
     arbitrage simulate log.parquet --alpha 0.05 --confidence 0.95 --shift 3 --plot simulation.png
     """
-    scores = options.read_log(log, primary_column, guardian_column, outcomes, binarized=binarize)
-    costs = CostOptions(
-        primary_cost=primary_cost,
-        guardian_cost=guardian_cost,
-        primary_price=primary_price,
-        guardian_price=guardian_price,
-    )
-    simulation = simulate(
-        scores,
-        alpha,
-        scenario=Scenario(**scenario),
-        costs=costs,
-        guardian_sees=guardian_sees,
-        boundary=boundary,
-        loss_bound=loss_bound,
-        confidence=confidence,
-        zero_one=zero_one,
-    )
+    scores = options.read_log(log, columns, binarized=binarize)
+    simulation = simulate(scores, alpha, scenario=Scenario(**scenario), costs=costs, **threshold)
     if figure is not None:
         save_simulation(simulation, figure)
     options.remember_look(scores.lineage(), "simulate")
@@ -1036,8 +998,7 @@ def reproduce_command(
     *,
     out: str,
     log: str | None,
-    primary_column: str | None,
-    guardian_column: str | None,
+    columns: options.Columns,
     stronger_column: str | None,
     primary_cost: float | None,
     guardian_cost: float | None,
@@ -1057,7 +1018,7 @@ def reproduce_command(
     """
     if (primary_cost is None) != (guardian_cost is None):
         raise click.UsageError("give both --primary-cost and --guardian-cost, or neither")
-    if log is None and (primary_column or guardian_column or stronger_column):
+    if log is None and (columns != options.Columns() or stronger_column):
         raise click.UsageError("column options need --log; the bundled log has its own columns")
     costs = None if primary_cost is None or guardian_cost is None else (primary_cost, guardian_cost)
     if live["live"]:
@@ -1070,8 +1031,7 @@ def reproduce_command(
     elif log is None:
         source = experiments.bundled_source(costs)
     else:
-        roles = {"primary": primary_column or "primary", "guardian": guardian_column or "guardian"}
-        source = experiments.log_source(log, **roles, stronger=stronger_column, costs=costs)
+        source = experiments.log_source(log, **columns.roles, stronger=stronger_column, costs=costs)
     reports, skipped = experiments.reproduce(name, source, out=out, seed=seed, on_progress=print_progress)
     if as_json:
         documents = {key: report.to_dict() for key, report in reports.items()}

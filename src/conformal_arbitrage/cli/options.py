@@ -4,11 +4,11 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 
@@ -23,7 +23,7 @@ from conformal_arbitrage.evaluation.looks import looks_at, note_look
 from conformal_arbitrage.live.build import database_exists, database_of, open_record
 from conformal_arbitrage.live.config import FILE, Config, read_config
 from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME, CascadeLog
-from conformal_arbitrage.scorelog.log import ScoreLog
+from conformal_arbitrage.scorelog.log import CostOptions, ScoreLog
 from conformal_arbitrage.scorelog.parts import (
     GATHERED,
     Engine,
@@ -121,6 +121,75 @@ def chained(*decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
     return lambda command: reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), command)
 
 
+def bundled(name: str, kind: type[Any], *decorators: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return several options as one decorator; the command gets them as one argument, an object with a field for each."""
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def gathered(*args: Any, **values: Any) -> Any:
+            fields = {field: values.pop(field) for field in kind.__annotations__ if field in values}
+            return command(*args, **values, **{name: kind(**fields)})
+
+        return chained(*decorators)(gathered)
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a log that options name; None for the usual one."""
+
+    primary_column: str | None = None
+    guardian_column: str | None = None
+    outcomes: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> dict[str, Any]:
+        """The columns of both models, as the library takes them."""
+        return {"primary": self.primary_column or "primary", "guardian": self.guardian_column or "guardian"}
+
+    def of(self, certificate: Certificate) -> "Columns":
+        """Return the same, but where no option names a model's column that which a certificate was made with."""
+        certificate.refuse_cascade()
+        known = certificate.evidence.columns
+        return replace(
+            self,
+            primary_column=self.primary_column or known["primary"],
+            guardian_column=self.guardian_column or known["guardian"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the work on a log in parts is done, as options name it."""
+
+    engine: str | None
+    jobs: int | None
+
+    def of(self, scores: "AnyLog") -> Engine | None:
+        """Return the engine for a log; None for one in memory."""
+        if isinstance(scores, ScoreParts):
+            return as_engine(self.engine, self.jobs)
+        if isinstance(scores, SparkTable) and self.jobs is None:
+            return scores
+        if self.jobs is not None or self.engine is not None:
+            raise click.UsageError(
+                "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more "
+                "than 10 million rows"
+            )
+        return None
+
+
+class OneThreshold(TypedDict):
+    """How one threshold is calibrated, in the library's keywords."""
+
+    guardian_sees: Any
+    boundary: Any
+    loss_bound: str | None
+    confidence: str | None
+    zero_one: bool
+
+
 alpha = click.option(
     "--alpha",
     type=SHARE,
@@ -139,20 +208,15 @@ alphas = click.option(
 fixed_before = click.option(
     "--fixed-before", is_flag=True, help="State that alpha and options were fixed before these rows were looked at."
 )
-roles = chained(
+_roles = chained(
     click.option("--primary-column", metavar="NAME", help="Column of the Primary's scores.  [default: primary]"),
     click.option("--guardian-column", metavar="NAME", help="Column of the Guardian's scores.  [default: guardian]"),
 )
-columns = chained(
-    roles,
-    click.option(
-        "--outcome",
-        "outcomes",
-        multiple=True,
-        metavar="NAME",
-        help="List column to report as an outcome; may be repeated.",
-    ),
+_outcomes = click.option(
+    "--outcome", "outcomes", multiple=True, metavar="NAME", help="List column to report as an outcome; may be repeated."
 )
+roles = bundled("columns", Columns, _roles)
+columns = bundled("columns", Columns, _roles, _outcomes)
 sample = click.option(
     "--sample",
     type=click.IntRange(1, 10_000_000),
@@ -181,6 +245,13 @@ missing_guardian = click.option(
 loss_bound = click.option(
     "--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."
 )
+
+
+def _named_loss(_: click.Context, __: click.Parameter, loss: str) -> str | None:
+    """Return the loss as the library names it."""
+    return None if loss == "regret" else loss
+
+
 rule = chained(
     _guardian_sees,
     _boundary,
@@ -189,17 +260,19 @@ rule = chained(
         type=click.Choice(["regret", "net"]),
         default="regret",
         show_default=True,
+        callback=_named_loss,
         help="Count what the Guardian does better (regret), or that minus what it does worse (net); net needs labels.",
     ),
     loss_bound,
     binarize,
     missing_guardian,
 )
-threshold = chained(
+threshold = bundled(
+    "threshold",
+    OneThreshold,
     _guardian_sees,
     _boundary,
     loss_bound,
-    binarize,
     click.option(
         "--confidence",
         type=SHARE,
@@ -210,7 +283,7 @@ threshold = chained(
 )
 primary_cost = click.option("--primary-cost", type=float, metavar="$", help="Dollars per query of the Primary.")
 guardian_cost = click.option("--guardian-cost", type=float, metavar="$", help="Dollars per query of the Guardian.")
-costs = chained(
+cost_options = chained(
     primary_cost,
     guardian_cost,
     click.option(
@@ -221,6 +294,7 @@ costs = chained(
     ),
     click.option("--guardian-price", type=(float, float), metavar="IN OUT", help="The same for the Guardian."),
 )
+costs = bundled("costs", CostOptions, cost_options)
 cluster = chained(
     click.option(
         "--cluster",
@@ -307,7 +381,9 @@ path_options = chained(
         help="With --path: share of the rows to choose and fit the chain on.",
     ),
 )
-engine_options = chained(
+engine_options = bundled(
+    "place",
+    Place,
     click.option(
         "--engine",
         metavar="NAME",
@@ -345,11 +421,6 @@ def paid_run(*, limit: str, dry_run: str, max_cost: str) -> Callable[[Command], 
 
 
 # --- Options as the library takes them ---
-
-
-def loss_of(loss: str) -> Any:
-    """Return the loss as the library names it."""
-    return None if loss == "regret" else loss
 
 
 def learned_options(further: dict[str, Any]) -> dict[str, Any]:
@@ -489,9 +560,7 @@ _NO_TABLE = "table:NAME is for calibrate and verify, with the Spark that holds i
 
 def read_log(
     path: str,
-    primary_column: str | None,
-    guardian_column: str | None,
-    outcomes: Sequence[str] = (),
+    columns: Columns,
     *,
     binarized: bool = False,
     guardian_optional: bool = False,
@@ -501,23 +570,19 @@ def read_log(
     """Read the log that an argument names, with the columns that the options name.
 
     Args:
-        path: the argument.
-        primary_column: the Primary's column, if it was named.
-        guardian_column: the Guardian's column, if it was named.
-        outcomes: list columns to report besides `correct`.
         binarized: measure the loss on the paper's 0/1 Guardian.
         guardian_optional: whether the Guardian's column may be absent.
         sample: how many rows of a log in parts to draw.
         whole: read one file into memory however many rows it has.
     """
-    guardian: str | None = guardian_column or "guardian"
     rows = None if whole else sample_of(path, sample)
     if rows is not None:
-        return _sampled(path, primary_column, guardian, outcomes, rows, binarized=binarized)
+        return _sampled(path, columns, rows, binarized=binarized)
+    roles = columns.roles
     if guardian_optional:
         with Table(path) as table:
-            guardian = guardian if guardian in table.types else None
-    log = ScoreLog.read(path, primary=primary_column or "primary", guardian=guardian, outcomes=outcomes)
+            roles["guardian"] = roles["guardian"] if roles["guardian"] in table.types else None
+    log = ScoreLog.read(path, **roles, outcomes=columns.outcomes)
     return log.binarized() if binarized else log
 
 
@@ -537,11 +602,9 @@ def in_parts(path: str) -> bool:
     return (parquet_rows(path) or 0) > GATHERED if os.path.isfile(path) else is_many(path)  # noqa: PTH113
 
 
-def _sampled(
-    path: str, primary: str | None, guardian: str | None, outcomes: Sequence[str], rows: int, *, binarized: bool
-) -> ScoreLog:
+def _sampled(path: str, columns: Columns, rows: int, *, binarized: bool) -> ScoreLog:
     """Return a uniform sample of a log in parts, and say so."""
-    log = ScoreParts.read(path, primary=primary or "primary", guardian=guardian, outcomes=outcomes)
+    log = ScoreParts.read(path, **columns.roles, outcomes=columns.outcomes)
     if len(log) > rows:
         warn(f"from a uniform sample of {rows:,} of {len(log):,} rows (seed 0)")
     sample = log.sample(rows)
@@ -550,18 +613,15 @@ def _sampled(
     return sample.binarized() if binarized else sample
 
 
-def open_log(
-    log: str, primary: str | None, guardian: str | None, outcomes: tuple[str, ...], engine: str | None, **how: Any
-) -> PairLog:
+def open_log(log: str, columns: Columns, engine: str | None, **how: Any) -> PairLog:
     """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
     if not (log.startswith(_TABLE) and engine):
-        return read_scores(log, primary, guardian, outcomes, **how)
-    table, columns = log.removeprefix(_TABLE), {"primary": primary or "primary", "guardian": guardian or "guardian"}
+        return read_scores(log, columns, **how)
     if not is_spark(engine):
         raise click.UsageError(_NO_TABLE)
-    if outcomes:
+    if columns.outcomes:
         raise click.UsageError("--outcome is not for a table; export it as Parquet files")
-    opened = SparkTable.open(engine, table, **columns)
+    opened = SparkTable.open(engine, log.removeprefix(_TABLE), **columns.roles)
     return opened.binarized() if how.get("binarized") else opened
 
 
@@ -577,53 +637,27 @@ def open_table(table: str, engine: str | None) -> str | SparkTable:
 
 
 def read_scores(
-    log: str,
-    primary: str | None,
-    guardian: str | None,
-    outcomes: tuple[str, ...] = (),
-    *,
-    binarized: bool = False,
-    guardian_optional: bool = False,
-    whole: bool = False,
+    log: str, columns: Columns, *, binarized: bool = False, guardian_optional: bool = False, whole: bool = False
 ) -> ScoreLog | ScoreParts:
-    """Read a log into memory, or find the files of one in parts.
-
-    Args:
-        log: the argument that names it.
-        primary: the Primary's column, if it was named.
-        guardian: the Guardian's column, if it was named.
-        outcomes: list columns to report besides `correct`.
-        binarized: measure the loss on the paper's 0/1 Guardian.
-        guardian_optional: whether the Guardian's column may be absent.
-        whole: read one file into memory however many rows it has.
-    """
+    """Read a log into memory, or find the files of one in parts; see `read_log`."""
     if log.startswith(_TABLE):
         raise click.UsageError(_NO_TABLE)
     if not in_parts(log) or (whole and os.path.isfile(log)):  # noqa: PTH113
-        return read_log(
-            log, primary, guardian, outcomes, binarized=binarized, guardian_optional=guardian_optional, whole=True
-        )
-    column: str | None = guardian or "guardian"
+        return read_log(log, columns, binarized=binarized, guardian_optional=guardian_optional, whole=True)
+    roles = columns.roles
     if guardian_optional:
         path = find_files(log)[0]
         with FileList([path]) as listed:
-            column = column if column in listed.types_of(path) else None
-    parts = ScoreParts.read(log, primary=primary or "primary", guardian=column, outcomes=outcomes)
+            roles["guardian"] = roles["guardian"] if roles["guardian"] in listed.types_of(path) else None
+    parts = ScoreParts.read(log, **roles, outcomes=columns.outcomes)
     return parts.binarized() if binarized else parts
 
 
-def log_of(
-    certificate: Certificate,
-    log: str,
-    primary: str | None,
-    guardian: str | None,
-    outcomes: tuple[str, ...],
-    engine: str | None,
-) -> AnyLog:
+def log_of(certificate: Certificate, log: str, columns: Columns, engine: str | None) -> AnyLog:
     """Return the log that a certificate is to be recomputed from, with the columns that options or the certificate name."""
     if certificate.is_cascade:
         return CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.models)
-    scores = open_log(log, *columns_of(certificate, primary, guardian), outcomes, engine)
+    scores = open_log(log, columns.of(certificate), engine)
     part = certificate.provenance.part
     return scores.sample(part.sample) if part is not None and part.sample and isinstance(scores, ScoreParts) else scores
 
@@ -645,38 +679,23 @@ def refuse_overwriting(path: str | Path, certificate: Certificate, *, force: boo
     )
 
 
-def place_of(scores: AnyLog, engine: str | None, jobs: int | None) -> Engine | None:
-    """Return where the work on a log in parts is done; None for one in memory."""
-    if isinstance(scores, ScoreParts):
-        return as_engine(engine, jobs)
-    if isinstance(scores, SparkTable) and jobs is None:
-        return scores
-    if jobs is not None or engine is not None:
-        raise click.UsageError(
-            "--engine and --jobs are for a log in parts: give a pattern, a folder, a URL, or one Parquet file of more than "
-            "10 million rows"
-        )
-    return None
-
-
 def read_cascade(path: str, guardian: str | None, models: list[str] | None) -> CascadeLog:
     """Read the log of a cascade with the models that the options name."""
     return CascadeLog.read(path, guardian=guardian or GUARDIAN_NAME, models=models)
 
 
-def made_from(certificate: Certificate, log: str, primary: str | None, guardian: str | None) -> bool:
+def made_from(certificate: Certificate, log: str, columns: Columns) -> bool:
     """Return whether a certificate was made from the files of a log in parts, of which a command sees a sample only."""
     if not in_parts(log):
         return False
-    names = certificate.evidence.columns
-    parts = ScoreParts.read(log, primary=primary or names["primary"], guardian=guardian or names["guardian"])
+    parts = ScoreParts.read(log, **columns.of(certificate).roles)
     parts = parts.binarized() if certificate.loss.binarized else parts
     return digest_parts(parts, as_engine(None)) == certificate.evidence.log_sha256
 
 
-def counts_of_parts(log: str, primary: str | None, guardian: str | None, *, binarized: bool) -> RowFacts:
+def counts_of_parts(log: str, columns: Columns, *, binarized: bool) -> RowFacts:
     """Return what is counted in all rows of a log in parts, of which a command sees a sample only."""
-    parts = ScoreParts.read(log, primary=primary or "primary", guardian=guardian or "guardian")
+    parts = ScoreParts.read(log, **columns.roles)
     return count_rows(parts.binarized() if binarized else parts, as_engine(None))
 
 
@@ -757,9 +776,3 @@ def _checked(certificate: Certificate, path: str) -> Certificate:
             "`arbitrage verify` recomputes it from its log"
         )
     return certificate.with_key_of(secret)
-
-
-def columns_of(certificate: Certificate, primary: str | None, guardian: str | None) -> tuple[str, str]:
-    """Return the columns named by options, otherwise those the certificate was made with."""
-    certificate.refuse_cascade()
-    return primary or certificate.evidence.columns["primary"], guardian or certificate.evidence.columns["guardian"]
