@@ -100,6 +100,7 @@ def test_the_same_certificate_decides_through_the_gateway_as_it_does_offline(hou
 
 def test_shadow_mode_asks_every_model_and_its_rows_are_exported_as_the_log_of_the_cascade(house):
     gateway = house(CascadeHouse, form="menu", certificate=False)
+    gateway.headers = gateway.keyed("call")
     for number in range(30):
         assert gateway.question(number).status_code == 200
     identities = identities_of(gateway.config, "support")
@@ -114,6 +115,9 @@ def test_shadow_mode_asks_every_model_and_its_rows_are_exported_as_the_log_of_th
     expected = log_of([f"q{number}" for number in range(30)], log.id.tolist(), "menu")
     assert np.allclose(log.confidence, expected.confidence, equal_nan=True)
     assert np.allclose(log.cost, expected.cost)
+    for one in gateway.records(limit=30):
+        assert gateway.post(f"/v1/arbitrage/records/{one.id}/feedback", {"label": 0}).status_code == 200
+    assert gateway.with_store(exported).sha256() == log.sha256(), "labels of callers do not count"
     output = str(gateway.folder / "c.jsonl")
     export = ["records", "export", "--policy", "support", "-o", output, "--config", str(gateway.path)]
     shown = CliRunner().invoke(cli, [*export, "--score-log", "--json"])

@@ -8,7 +8,10 @@ from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.service import verify_record
+from conformal_arbitrage.store import events
 from conformal_arbitrage.store import ledger as stored_ledger
+from tests.gateway.durability import run_sql
 from tests.gateway.house import DECISION, QUESTION, UNSURE, House, failing, until, votes
 from tests.gateway.test_monitor import AUDITED, ledger, monitor, settled
 
@@ -113,6 +116,26 @@ def test_labels_of_callers_make_no_gains(house):
         lambda: gateway.with_store(lambda store: store.run(stored_ledger.news, ["support"])) == []
     )  # both were looked at
     assert [row.loss for row in ledger(gateway)] == [None, None]
+
+
+@pytest.mark.parametrize("hidden", ["delete from keys", "update keys set scope = 'review'"])
+def test_nor_do_they_where_the_row_of_the_key_is_gone_or_changed_for_a_moment(house, hidden):
+    gateway = house(NetHouse, policy=AUDITED)
+    gateway.headers = gateway.keyed("call")
+    ids = decide(gateway, 2)
+    until(lambda: len([record for record in gateway.records() if record.audit]) == 2)
+    path = str(gateway.folder / "arbitrage.sqlite")
+    run_sql(path, "create table kept as select * from keys")
+    run_sql(path, hidden)
+    label(gateway, ids, GAIN)
+    until(lambda: gateway.with_store(lambda store: store.run(stored_ledger.news, ["support"])) == [])
+    gateway.with_store(events.gather_rows)
+    for statement in ("delete from keys", "insert into keys select * from kept", "drop table kept"):
+        run_sql(path, statement)
+    assert [row.loss for row in ledger(gateway)] == [None, None]
+    kept = run_sql(path, "select body from calibration_rows")
+    assert ["label" in body for (body,) in kept] == [False, False]
+    assert gateway.with_store(verify_record) == []
 
 
 @pytest.mark.parametrize(("grades", "loss"), [((1.0, 0.25), -0.75), ((0.0, 1.0), 1.0)])

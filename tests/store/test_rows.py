@@ -15,7 +15,6 @@ from conformal_arbitrage.store import (
     PostgresStore,
     SQLiteStore,
     integrity,
-    keys,
     new_id,
     pages,
     policies,
@@ -98,10 +97,8 @@ def test_what_becomes_known_later_is_filled_in_and_only_the_first_counts(store):
 def test_a_callers_own_label_does_not_count(store):
     async def fill():
         id = new_id()
-        await store.run(keys.create, id="mine", sha256="1" * 64, scope="call", label="")
-        await store.run(keys.create, id="theirs", sha256="2" * 64, scope="review", label="")
         await store.run(stored_events.commit, [decision(id, body=body())])
-        await store.run(stored_events.commit, [later(id, FeedbackBody(label=0, by="mine"))])
+        await store.run(stored_events.commit, [later(id, FeedbackBody(label=0, by="mine", from_caller=True))])
         before = await rows_of(store)
         await store.run(stored_events.commit, [later(id, FeedbackBody(label=1, by="theirs"))])
         return before[0].label, (await rows_of(store))[0].label

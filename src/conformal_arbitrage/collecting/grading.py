@@ -7,7 +7,7 @@ The items of a batch are labelled through the review queue. What people see of o
 machine's label, so that a verdict can depend neither on that nor on why the item is asked about.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -35,7 +35,7 @@ from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.port import fingerprint, spent_of, work_through
 from conformal_arbitrage.models.wrappers import RateLimit, SpendingLimit
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store import events, keys, reviews
+from conformal_arbitrage.store import events, reviews
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades
 from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion
 from conformal_arbitrage.store.session import CHUNK, Store
@@ -43,7 +43,6 @@ from conformal_arbitrage.types import DAY, ChatRequest, Role, Spent
 
 BY = "records grade"
 Obstacle = Literal["graded", "no_content", "no_guardian", "no_label"]
-_OPEN = "loopback"  # the caller's name on a gateway without keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +108,16 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
         StoreError: the policy has no rows that are fit for calibration, or chooses from menus.
     """
     settings = config.policies.get(policy)
-    trusted: Collection[str | None] | None = None
-    if settings is None or not settings.callers_grade:
-        trusted = {_OPEN, *(key.id for key in await store.run(keys.list_all) if key.scope != "call")}
+    callers = settings is not None and settings.callers_grade
     records = await fit_records(store, policy)
     if any(record.decision.form == "menu" for record in records):
         raise StoreError(f"policy {policy!r} chooses from menus, whose rows need no grades; export them as they are")
     chained = settings is not None and settings.cascade
     if chained:  # in enforce mode, which models were asked depends on scores
         records = [record for record in records if record.decision.mode == "shadow"]
-    rows = [to_grade(record, trusted, compares=grade in COMPARISONS, chained=chained) for record in records]
+    rows = [
+        to_grade(record, callers_label=callers, compares=grade in COMPARISONS, chained=chained) for record in records
+    ]
     return Backlog(
         gradable=tuple([row for row in rows if isinstance(row, Gradable)][:limit]),
         graded=rows.count("graded"),
@@ -130,8 +129,8 @@ async def read_backlog(store: Store, config: Config, policy: str, *, grade: str,
 
 def to_grade(
     record: DecisionRecord,
-    trusted: Collection[str | None] | None = None,
     *,
+    callers_label: bool = True,
     compares: bool = False,
     chained: bool = False,
 ) -> Gradable | Obstacle:
@@ -139,7 +138,7 @@ def to_grade(
 
     Args:
         record: a decision in free text that is fit for calibration.
-        trusted: the keys whose labels are expected answers; None for all.
+        callers_label: whether callers' labels are expected answers too: they steer the calibration of their own policy.
         compares: whether the grader needs an expected answer.
         chained: whether the answers of a whole cascade are graded.
     """
@@ -153,11 +152,7 @@ def to_grade(
     guardian = _guardian_text(record)
     if guardian is None:
         return "no_guardian"
-    labels = [
-        str(feedback.label)
-        for feedback in record.feedback
-        if feedback.label is not None and _may_label(feedback, trusted)
-    ]
+    labels = [str(label) for label in record.labels(callers=callers_label)]
     if compares and not labels:
         return "no_label"
     return Gradable(
@@ -167,11 +162,6 @@ def to_grade(
         answers={"primary": primary_text(record), "guardian": guardian},
         chain=chain_texts(record) if chained else (),
     )
-
-
-def _may_label(feedback: FeedbackBody, trusted: Collection[str | None] | None) -> bool:
-    """Return whether a label decides grades: a caller's own would let it steer the calibration of its own policy."""
-    return trusted is None or feedback.by in trusted
 
 
 def _guardian_text(record: DecisionRecord) -> str | None:

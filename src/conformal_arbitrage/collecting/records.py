@@ -29,6 +29,7 @@ from conformal_arbitrage.store.events import (
     all_guardian_scores,
     calibration_rows,
     first_graded,
+    first_index,
     gather_rows,
     is_fit,
     scores_of,
@@ -644,13 +645,8 @@ async def cascade_log_of(
 
 def _labels(records: Sequence[DecisionRecord]) -> list[int] | None:
     """Return the first label of every record; None unless all have one."""
-    labels: list[int] = []
-    for record in records:
-        label = next((feedback.label for feedback in record.feedback if isinstance(feedback.label, int)), None)
-        if label is None:
-            return None
-        labels.append(label)
-    return labels
+    labels = [label for record in records if (label := first_index(record)) is not None]
+    return labels if len(labels) == len(records) else None
 
 
 def _chain_grades(

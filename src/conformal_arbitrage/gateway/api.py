@@ -129,7 +129,8 @@ class RecordRoutes:
         _check_feedback(feedback)
         if feedback.grades is not None:
             self._check_grades(feedback, record, request.caller)
-        body = FeedbackBody(**msgspec.structs.asdict(feedback), by=request.caller.id)
+        from_caller = request.caller.scope == "call"
+        body = FeedbackBody(**msgspec.structs.asdict(feedback), by=request.caller.id, from_caller=from_caller)
         full = await store.run(events.add_feedback, Event(id=record.id, body=body))
         if full is not None:
             raise RequestError(

@@ -35,10 +35,9 @@ from conformal_arbitrage.live.service import (
 )
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
 from conformal_arbitrage.store import events, ledger, pages
-from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, Settlement
-from conformal_arbitrage.store.record import AlarmBody, DecisionRecord, FeedbackBody
+from conformal_arbitrage.store.record import AlarmBody, DecisionRecord
 from conformal_arbitrage.store.session import Store
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
@@ -63,7 +62,6 @@ class Watcher:
         self._clock = clock
         self._watches: dict[str, dict[str, LedgerWatch]] = {}  # by policy, then by ledger: "" without groups
         self._facts: dict[tuple[str, int], LossFacts | None] = {}
-        self._callers: dict[str, bool] = {}
         self._served_at: dict[str, float] = {}
         self._missing: dict[LedgerKey, tuple[int, str, int]] = {}  # how many there are, and whose the most are
         self._trouble = ""
@@ -211,9 +209,8 @@ class Watcher:
         for row in news:
             record = await self._record(row.id)
             facts = await self._facts_of(row)
-            if record is not None and any(feedback.by for feedback in record.feedback):
-                await self._learn_callers(record.feedback)
-            settlements.append(settlement(row, record, facts, self._clock(), self._trusts(row.key.policy)))
+            callers_label = self._policies.lets_callers_grade(row.key.policy)
+            settlements.append(settlement(row, record, facts, self._clock(), callers_label=callers_label))
             await asyncio.sleep(0)  # decisions first
         await self._store.run(ledger.settle, settlements)
         return len(news) == _AT_ONCE
@@ -233,17 +230,6 @@ class Watcher:
             for installed in await self._store.run(stored_policies.history, name):
                 self._facts[name, installed.version] = LossFacts.read(installed.certificate)
         return self._facts.get((name, version))
-
-    async def _learn_callers(self, feedback: tuple[FeedbackBody, ...]) -> None:
-        """Look up which keys are callers' own."""
-        if any(given.by is not None and given.by not in self._callers for given in feedback):
-            self._callers |= {key.id: key.scope == "call" for key in await self._store.run(stored_keys.list_all)}
-
-    def _trusts(self, policy: str) -> Callable[[FeedbackBody], bool]:
-        """Return what tells whether a label counts: a caller could hide its losses with labels of its own."""
-        if self._policies.lets_callers_grade(policy):
-            return lambda _: True
-        return lambda feedback: feedback.by is None or not self._callers.get(feedback.by, False)
 
     def standings(self) -> dict[str, dict[str, tuple[Standing, LedgerWatch]]]:
         """Return where every policy with a monitor stands, as `standings_of` does."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import exp
@@ -39,12 +39,12 @@ from conformal_arbitrage.monitoring.monitor import (
     guarded_threshold,
 )
 from conformal_arbitrage.monitoring.outcomes import AuditedDecision, Verdict, decision_loss, served_loss
-from conformal_arbitrage.store import integrity, keys, policies
+from conformal_arbitrage.store import integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
 from conformal_arbitrage.store.integrity import Head
 from conformal_arbitrage.store.ledger import AuditRow, LedgerKey, LedgerNews, LedgerRows, Settlement
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
-from conformal_arbitrage.store.record import UNDELIVERED, AlarmBody, DecisionRecord, FeedbackBody
+from conformal_arbitrage.store.record import UNDELIVERED, AlarmBody, DecisionRecord
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, DecidedBy
 
@@ -741,8 +741,6 @@ def date_of(seconds: float) -> str:
 
 
 _DECIDERS: dict[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
-Trusted = Callable[[FeedbackBody], bool]
-"""Tells whether a label counts, by who gave it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -785,19 +783,17 @@ async def verify_record(store: Store, copy: Head | None = None) -> list[str]:
     names = {stored.key.policy for stored in await store.run(stored_ledger.ledgers)}
     versions = [version for name in sorted(names) for version in await store.run(policies.history, name)]
     facts = {(version.name, version.version): LossFacts.read(version.certificate) for version in versions}
-    callers = {key.id for key in await store.run(keys.list_all) if key.scope == "call"}
 
     def losses(key: LedgerKey, record: DecisionRecord) -> list[float | None]:
         """Return the loss without labels of callers, and with them, which count where a policy says so."""
         known, row = facts.get((key.policy, key.version)), LedgerNews(id=record.id, key=key, news=0)
-        trusts: list[Trusted] = [lambda given: given.by not in callers, lambda _: True]
-        return [settlement(row, record, known, 0.0, trusted).loss for trusted in trusts]
+        return [settlement(row, record, known, 0.0, callers_label=counts).loss for counts in (False, True)]
 
     return await integrity.verify(store, copy, losses)
 
 
 def settlement(
-    news: LedgerNews, record: DecisionRecord | None, facts: LossFacts | None, now: float, trusted: Trusted
+    news: LedgerNews, record: DecisionRecord | None, facts: LossFacts | None, now: float, *, callers_label: bool
 ) -> Settlement:
     """Return what is known of a row.
 
@@ -805,11 +801,11 @@ def settlement(
         news: the row.
         record: the decision's; None if it was pruned.
         facts: of the certificate it was made under; None if that cannot be read.
-        trusted: tells whether a label counts, by who gave it.
+        callers_label: whether labels of callers count.
     """
     if record is None or facts is None:
         return Settlement(id=news.id, news=news.news, at=now)
-    audited, verdict = _audited_decision(record, facts), _verdict(record, trusted)
+    audited, verdict = _audited_decision(record, facts), _verdict(record, callers_label)
     loss = decision_loss(audited, verdict, loss_bound=facts.loss_bound)
     return Settlement(
         id=news.id,
@@ -859,13 +855,13 @@ def _audit_failed(record: DecisionRecord) -> bool:
     return record.audit is not None and (record.audit.error is not None or not _same_models(record))
 
 
-def _verdict(record: DecisionRecord, trusted: Trusted) -> Verdict:
+def _verdict(record: DecisionRecord, callers_label: bool) -> Verdict:
     if not _same_models(record):
         return Verdict()
     audit = record.audit
     return Verdict(
         scores=None if audit is None else audit.scores,
-        label=_label(record, trusted),
+        label=_label(record, callers_label),
         grades=_grades(record),
     )
 
@@ -878,9 +874,9 @@ def _grades(record: DecisionRecord) -> tuple[float, float] | None:
     return None if both is None else (both.primary, both.guardian)
 
 
-def _label(record: DecisionRecord, trusted: Trusted) -> int | None:
-    """Return the index of the right action, as the first trusted label says."""
-    label = next((given.label for given in record.feedback if given.label is not None and trusted(given)), None)
+def _label(record: DecisionRecord, callers_label: bool) -> int | None:
+    """Return the index of the right action, as the first label that counts says."""
+    label = next(record.labels(callers=callers_label), None)
     content = record.decision.content
     if isinstance(label, str):
         actions = None if content is None else content.actions

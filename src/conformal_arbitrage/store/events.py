@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -453,15 +453,9 @@ def is_fit(decision: DecisionBody) -> bool:
     return not decision.overridden and (decision.mode in ("shadow", "safe") or decision.audited)
 
 
-def calibration_row(record: DecisionRecord, callers: Collection[str] = ()) -> CalibrationRow:
-    """Return what a calibration needs of a decision.
-
-    Args:
-        callers: keys whose labels do not count: a caller could hide losses with labels of its own.
-    """
+def calibration_row(record: DecisionRecord) -> CalibrationRow:
+    """Return what a calibration needs of a decision."""
     decision, graded = record.decision, first_graded(record)
-    trusted = [feedback.label for feedback in record.feedback if feedback.by not in callers]
-    labels = (label for label in trusted if isinstance(label, int))
     return CalibrationRow(
         id=record.id,
         form="text" if decision.form == "text" else "menu",
@@ -470,7 +464,7 @@ def calibration_row(record: DecisionRecord, callers: Collection[str] = ()) -> Ca
         guardian=all_guardian_scores(record),
         grades=None if graded is None else graded.grades,
         grader=None if graded is None else graded.grader,
-        label=next(labels, None),
+        label=first_index(record),
         session=decision.session,
         named=decision.named,
         group=decision.group,
@@ -492,6 +486,11 @@ def all_guardian_scores(record: DecisionRecord) -> tuple[float, ...] | None:
         return audit.scores
     scores = scores_of(record, "guardian")
     return scores if scores is not None and len(scores) == record.decision.size else None
+
+
+def first_index(record: DecisionRecord) -> int | None:
+    """Return the first label that is an index, of those that were not sent by a caller."""
+    return next((label for label in record.labels(callers=False) if isinstance(label, int)), None)
 
 
 def first_graded(record: DecisionRecord) -> FeedbackBody | None:
@@ -570,7 +569,7 @@ def keep(session: Session, id: str) -> None:
 
 
 def _write_row(session: Session, record: DecisionRecord) -> None:
-    body = msgspec.json.encode(calibration_row(record, _callers(session, record))).decode()
+    body = msgspec.json.encode(calibration_row(record)).decode()
     identities = record.decision.identities_sha256 or ""
     row = (record.policy, _LIVE, 0, record.id, identities, body)
     session.run(
@@ -578,13 +577,6 @@ def _write_row(session: Session, record: DecisionRecord) -> None:
         "on conflict (policy, log, place, id) do update set body = excluded.body, seal = excluded.seal",
         *(*row, _row_seal(session, row)),
     )
-
-
-def _callers(session: Session, record: DecisionRecord) -> set[str]:
-    """Return which of the keys that sent feedback are callers' own."""
-    names = {feedback.by for feedback in record.feedback if feedback.by is not None and feedback.label is not None}
-    scopes = [(name, session.rows("select scope from keys where id = ?", name)) for name in names]
-    return {name for name, rows in scopes if rows and rows[0][0] == "call"}
 
 
 def _row_seal(session: Session, row: Sequence[object]) -> str | None:

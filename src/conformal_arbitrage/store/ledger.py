@@ -425,7 +425,7 @@ def changes(session: Session, key: LedgerKey, after: int, *, limit: int = 5000) 
 
 
 Losses = Callable[[LedgerKey, DecisionRecord], Sequence[float | None]]
-"""What the loss of a listed decision can be by its record; the first is what it is as far as is known now."""
+"""What the loss of a listed decision can be by its record; the first is without what may not count, None while unknown."""
 
 
 def ledger_faults(session: Session, losses: Losses | None = None) -> list[str]:
@@ -460,12 +460,12 @@ def _loss_faults(session: Session, number: int, key: LedgerKey, losses: Losses) 
                 record = pages.intact_record(session, id)
             except DamagedError:
                 continue  # the check of the chains names it
-            possible = [] if record is None else [other for other in losses(key, record) if other is not None]
-            if possible and loss not in possible and (loss is not None or not news):
+            now, *others = [None] if record is None else losses(key, record)
+            if now is not None and loss not in (now, *others) and (loss is not None or not news):
                 shown = "none" if loss is None else f"{loss:g}"
                 yield (
                     f"policy {key.policy}, version {key.version}: the loss in row {seq} of its ledger is {shown}, and by "
-                    f"the record of the decision it is {possible[0]:g}"
+                    f"the record of the decision it is {now:g}"
                 )
 
 

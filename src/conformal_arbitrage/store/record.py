@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from typing import Any, ClassVar, Literal, TypeVar
@@ -204,6 +204,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
         grades: of both answers; the first that are recorded count, later ones are kept beside them.
         reason: why grades were sent once more.
         by: the key that sent it.
+        from_caller: with a key of scope call: a caller could hide losses with labels of its own.
         grader: the identity of what made the grades, if a grader of this package did.
         review: how people came to the grades, if they were asked through the review queue; without grades, why there are
             none.
@@ -218,6 +219,7 @@ class FeedbackBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: ContentField[int | str | None] = None
     comment: ContentField[str | None] = None
     by: KeptField[str | None] = None
+    from_caller: KeptField[bool] = False
     grader: KeptField[JSONObject | None] = None
     review: KeptField[ReviewFacts | None] = None
     at: KeptField[float | None] = None
@@ -361,6 +363,11 @@ class DecisionRecord(Struct, frozen=True, kw_only=True):
     completion: KeptField[CompletionBody | None] = None
     feedback: KeptField[tuple[FeedbackBody, ...]] = ()
     audit: KeptField[AuditBody | None] = None
+
+    def labels(self, *, callers: bool) -> Iterator[int | str]:
+        """Yield the labels that were given, the first first; those that callers sent only if these count."""
+        given = (feedback for feedback in self.feedback if callers or not feedback.from_caller)
+        return (feedback.label for feedback in given if feedback.label is not None)
 
 
 UNDELIVERED = frozenset({"cancelled", "failed", "limited", "waiting"})
