@@ -125,15 +125,16 @@ def test_at_the_boundary_the_draw_decides_except_at_gap_zero():
     assert is_candidate(gap, None).all()
 
 
-@settings(max_examples=1000)
-@given(
-    st.one_of(
-        st.lists(_nasty(), min_size=1, max_size=40),
-        st.lists(st.integers(0, 1000).map(lambda k: k / 1000), min_size=1, max_size=6),
-    ),
-    st.sampled_from([6, 12]),
+SHORT_AND_LONG = st.one_of(
+    st.lists(_nasty(), min_size=1, max_size=40),
+    st.lists(st.integers(0, 1000).map(lambda k: k / 1000), min_size=1, max_size=6),
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3]), min_size=1, max_size=40),
 )
-def test_plain_floats_and_arrays_give_one_query_the_same_gaps_to_the_bit(scores, digits):
+BOUNDARIES = [(0.0, None), (0.4, 0.5), (0.5, 0.5), (0.6, 0.5)]
+
+
+def check_one_query(scores, digits, place):
+    """Plain floats and arrays give one query the same gaps, margin and candidates, to the bit."""
     plain = module.row_gaps(scores, digits=digits)
     block = gaps(as_row(scores), digits=digits)
     assert bits(plain) == bits(block[:, 0])
@@ -141,26 +142,26 @@ def test_plain_floats_and_arrays_give_one_query_the_same_gaps_to_the_bit(scores,
     ascending = sorted_gaps(as_row(scores), digits=digits)[0]
     assert bits([row_margin(plain)]) == bits(margins(ascending))
     assert bits(sorted(plain)) == bits(ascending[:, 0])
-    for relaxation in (None, 0.0, *plain):
-        for u, boundary in ((0.0, None), (0.4, 0.5), (0.5, 0.5), (0.6, 0.5)):
-            kept = is_candidate(block[:, 0], relaxation, u=u, boundary_u=boundary)
-            assert row_candidates(plain, relaxation, u=u, boundary_u=boundary) == np.flatnonzero(kept).tolist()
+    for relaxation in (None, 0.0, plain[place % len(plain)]):
+        for u, boundary in BOUNDARIES:
+            kept = np.flatnonzero(is_candidate(block[:, 0], relaxation, u=u, boundary_u=boundary)).tolist()
+            assert row_candidates(plain, relaxation, u=u, boundary_u=boundary) == kept
+            candidates, margin = row_sight(scores, relaxation, digits=digits, u=u, boundary_u=boundary)
+            assert candidates == kept
+            assert bits([margin]) == bits(margins(ascending))
 
 
-@settings(max_examples=1000)
-@given(
-    st.one_of(st.lists(_nasty(), min_size=1, max_size=40), st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3]), min_size=1)),
-    st.sampled_from([6, 12]),
-    st.sampled_from([(0.0, None), (0.4, 0.5), (0.5, 0.5), (0.6, 0.5)]),
-    st.data(),
-)
-def test_one_call_for_a_live_row_equals_the_arrays_to_the_bit(scores, digits, boundary, data):
-    block = gaps(as_row(scores), digits=digits)[:, 0]
-    u, boundary_u = boundary
-    relaxation = data.draw(st.sampled_from([None, 0.0, *block.tolist()]))
-    candidates, margin = row_sight(scores, relaxation, digits=digits, u=u, boundary_u=boundary_u)
-    assert candidates == np.flatnonzero(is_candidate(block, relaxation, u=u, boundary_u=boundary_u)).tolist()
-    assert bits([margin]) == bits(margins(sorted_gaps(as_row(scores), digits=digits)[0]))
+@settings(max_examples=150)
+@given(SHORT_AND_LONG, st.sampled_from([6, 12]), st.integers(0, 39))
+def test_plain_floats_and_arrays_give_one_query_the_same_to_the_bit(scores, digits, place):
+    check_one_query(scores, digits, place)
+
+
+@pytest.mark.proof
+@settings(max_examples=2000)
+@given(SHORT_AND_LONG, st.sampled_from([6, 12]), st.integers(0, 39))
+def test_plain_floats_and_arrays_give_many_queries_the_same_to_the_bit(scores, digits, place):
+    check_one_query(scores, digits, place)
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,8 @@ def some_limits(rng, totals):
 seeds = st.integers(0, 2**32 - 1)
 
 
-@given(seeds, st.sampled_from(SEES), st.booleans())
-@settings(max_examples=300, deadline=None)
-def test_thresholds_and_curve_equal_those_of_a_full_sort(seed, sees, drawn):
+def check_curve(seed, sees, drawn):
+    """Compare thresholds and curve with those of the full sort."""
     log, rng = hostile_log(seed)
     u = rng.integers(0, 3, len(log)) / 4 if drawn and rng.random() < 0.5 else rng.random(len(log)) if drawn else None
     points, totals, digits = sorted_curve(log, sees, u, missing_loss="0.75")
@@ -81,6 +80,19 @@ def test_thresholds_and_curve_equal_those_of_a_full_sort(seed, sees, drawn):
     assert curve.breakpoints.tolist() == [gap for gap, _ in points]
     assert curve.totals.tolist() == totals
     assert not drawn or curve.boundary_u.tolist() == [draw for _, draw in points]
+
+
+@given(seeds, st.sampled_from(SEES), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_thresholds_and_curve_equal_those_of_a_full_sort(seed, sees, drawn):
+    check_curve(seed, sees, drawn)
+
+
+@pytest.mark.proof
+@given(seeds, st.sampled_from(SEES), st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_thresholds_and_curves_of_many_logs_equal_those_of_a_full_sort(seed, sees, drawn):
+    check_curve(seed, sees, drawn)
 
 
 def parts_of(log, cuts, digits, sees):
@@ -120,11 +132,25 @@ def check_parts(seed, sees, buckets, collected, digits_of=lambda digits, seed: d
     return scans.count
 
 
-@given(seeds, st.sampled_from(SEES), st.sampled_from([16, 64, 1024]), st.sampled_from([0, 1, 50]))
-@settings(max_examples=200, deadline=None)
-def test_the_search_over_parts_equals_the_full_sort_within_its_number_of_scans(seed, sees, buckets, collected):
+def check_scans(seed, sees, buckets, collected):
     limits = 18  # share the buckets
     assert check_parts(seed, sees, buckets, collected) <= 2 + 63 / max(1, np.log2(buckets / limits) - 1)
+
+
+PARTS = (seeds, st.sampled_from(SEES), st.sampled_from([16, 64, 1024]), st.sampled_from([0, 1, 50]))
+
+
+@given(*PARTS)
+@settings(max_examples=40, deadline=None)
+def test_the_search_over_parts_equals_the_full_sort_within_its_number_of_scans(seed, sees, buckets, collected):
+    check_scans(seed, sees, buckets, collected)
+
+
+@pytest.mark.proof
+@given(*PARTS)
+@settings(max_examples=400, deadline=None)
+def test_searches_over_the_parts_of_many_logs_equal_the_full_sort(seed, sees, buckets, collected):
+    check_scans(seed, sees, buckets, collected)
 
 
 def test_the_scans_over_parts_are_few_with_the_usual_buckets():

@@ -331,7 +331,7 @@ def test_a_wrong_use_is_one_line(run):
 
 def test_which_of_several_models_is_the_guardian_needs_labels(run):
     log = ScoreLog.read("log.parquet", primary="qwen15b", guardian="expert")
-    replace(log, label=None).write("unlabelled.parquet")
+    replace(log, label=None).select(range(300)).write("unlabelled.parquet")
     refused = run("recommend", "unlabelled.parquet", "--alpha", "0.05", code=2)
     assert "name it with --guardian-column" in refused.stderr
     run("recommend", "unlabelled.parquet", "--alpha", "0.05", *COLUMNS[2:])
