@@ -47,9 +47,10 @@ def without_bound(entries, losses, u, alpha):
 
 @pytest.mark.parametrize("values", [(0, 1), (-1, 0, 1)])
 @pytest.mark.parametrize("models", [1, 2, 3])
-def test_on_every_set_of_rows_the_left_out_losses_sum_to_at_most_the_budget(values, models):
+@pytest.mark.parametrize("logs", [40, pytest.param(400, marks=pytest.mark.proof)])
+def test_on_every_set_of_rows_the_left_out_losses_sum_to_at_most_the_budget(values, models, logs):
     rng = np.random.default_rng(models)
-    for _ in range(150):
+    for _ in range(logs):
         n, alpha = int(rng.integers(5, 22)), Fraction(int(rng.integers(1, 5)), 10)
         assert left_out_sum(*world(rng, n, models, values), alpha, exact) <= alpha * n
 
@@ -60,7 +61,9 @@ def test_broken_walks_violate_the_inequality(broken):
     for _ in range(150):
         rows = world(rng, 18, 2, (-1, 0, 1))
         violations += left_out_sum(*rows, Fraction(1, 5), broken) > Fraction(18, 5)
-    assert violations > 5
+        if violations > 5:
+            return
+    pytest.fail(f"only {violations} violations")
 
 
 def test_losses_below_minus_the_bound_are_refused_since_they_break_the_proof():
