@@ -19,10 +19,15 @@ from tests.store.everything import KEYS, fill
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 
 
+def section():
+    """What SECURITY.md says of what is not sealed."""
+    [text] = re.findall(r"## What is not sealed\n(.*?)(?=\n## |\Z)", SECURITY.read_text(), re.DOTALL)
+    return text
+
+
 def exceptions():
     """The columns that SECURITY.md lists as unprotected, with `*` for the rest of a table."""
-    [section] = re.findall(r"## What is not sealed\n(.*?)(?=\n## |\Z)", SECURITY.read_text(), re.DOTALL)
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", section(), re.MULTILINE)
     named = set()
     for table, listed in rows:
         names = re.findall(r"`(\w+)`", listed)
@@ -107,6 +112,24 @@ def check_every_column(where):
     database.close()
     assert asyncio.run(finds(where)) == []
     assert unfound == exceptions()
+
+
+def test_every_row_that_is_deleted_is_found_or_its_table_listed_in_security_md(tmp_path):
+    where = str(tmp_path / "store.db")
+    asyncio.run(fill(where))
+    unfound = set()
+    with closing(sqlite3.connect(where, isolation_level=None, timeout=30)) as connection:
+        for table in sorted({name.split(".")[0] for name in COLUMNS}):
+            for row in connection.execute(f"select rowid, * from {table}").fetchall():
+                connection.execute(f"delete from {table} where rowid = ?", row[:1])
+                if table not in unfound and not asyncio.run(finds(where)):
+                    unfound.add(table)
+                connection.execute(f"insert or replace into {table} values ({', '.join('?' * len(row[1:]))})", row[1:])
+    assert asyncio.run(finds(where)) == []
+    [bullet] = re.findall(r"^- delete what waits(.*?);$", section(), re.MULTILINE | re.DOTALL)
+    listed = exceptions()
+    whole = {name.split(".")[0] for name in COLUMNS} - {name.split(".")[0] for name in COLUMNS if name not in listed}
+    assert unfound == {*re.findall(r"`(\w+)`", bullet), *whole}
 
 
 def test_rows_of_another_database_with_the_same_secret_are_found(tmp_path):

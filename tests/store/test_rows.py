@@ -256,4 +256,5 @@ def test_a_row_that_was_changed_is_not_used_and_is_reported(where, sql):
 
     id, faults = run(fill())
     assert f"policy support: the calibration row '{id}' was changed" in faults
-    assert len(faults) == 2
+    assert f"policy support: the calibration row of decision {id} is not what its record says" in faults
+    assert len(faults) == 3

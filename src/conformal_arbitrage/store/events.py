@@ -569,7 +569,7 @@ def keep(session: Session, id: str) -> None:
 
 
 def _write_row(session: Session, record: DecisionRecord) -> None:
-    body = msgspec.json.encode(calibration_row(record)).decode()
+    body = _text_of(record)
     identities = record.decision.identities_sha256 or ""
     row = (record.policy, _LIVE, 0, record.id, identities, body)
     session.run(
@@ -577,6 +577,10 @@ def _write_row(session: Session, record: DecisionRecord) -> None:
         "on conflict (policy, log, place, id) do update set body = excluded.body, seal = excluded.seal",
         *(*row, _row_seal(session, row)),
     )
+
+
+def _text_of(record: DecisionRecord) -> str:
+    return msgspec.json.encode(calibration_row(record)).decode()
 
 
 def _row_seal(session: Session, row: Sequence[object]) -> str | None:
@@ -690,7 +694,7 @@ def imported_rows(session: Session, policy: str, log_sha256: str) -> list[Calibr
 
 
 def row_faults(session: Session) -> list[str]:
-    """Return which rows were changed."""
+    """Return which rows were changed, or are not what follows from the decisions of the chains."""
     if not session.seals:
         return []
     faults: list[str] = []
@@ -703,4 +707,30 @@ def row_faults(session: Session) -> list[str]:
         changed = [row for row in rows if not session.seals.fits(row[-1], "calibration row", *row[:-1])]
         faults += [f"policy {row[0]}: the calibration row {row[3]!r:.80} was changed" for row in changed]
         last = tuple(rows[-1][:4])
-    return faults
+    return [*faults, *_wrong_rows(session)]
+
+
+def _wrong_rows(session: Session) -> Iterator[str]:
+    """Yield the decisions that are fit and have no row, or not that of all that was read about them."""
+    gathered = {writer: int(seq) for writer, seq in session.rows("select writer, seq from gathered")}
+    for writer, end in sorted(gathered.items()):
+        seq = 0
+        while events := session.rows(
+            "select seq, id, body from events where writer = ? and seq > ? and seq <= ? and kind = 'decision' "
+            "order by seq limit ?",
+            *(writer, seq, end, CHUNK),
+        ):
+            seq = int(events[-1][0])
+            ids = [*(id for _, id, body in events if _reads_as_fit(body, id)), ""]  # never none
+            places = session.rows(
+                f"select id, writer, seq from events where id in ({placeholders(ids)}) and kind <> 'decision'", *ids
+            )
+            unread = {id for id, other, place in places if int(place) > gathered.get(other, 0)}
+            rows = session.rows(
+                f"select id, body from calibration_rows where log = ? and id in ({placeholders(ids)})", _LIVE, *ids
+            )
+            kept: dict[str, str] = {id: body for id, body in rows}
+            for record, _ in pages.load(session, ids, settled=False):
+                if record.id not in unread and kept.get(record.id) != _text_of(record):
+                    state = "not what its record says" if record.id in kept else "missing"
+                    yield f"policy {record.policy}: the calibration row of decision {record.id} is {state}"

@@ -121,7 +121,7 @@ def subject(session: Session, id: str) -> DecisionRecord | None:
     """Return the decision that feedback is about, judged or not; it is not for showing."""
     if "\0" in id:
         return None  # PostgreSQL has no such text
-    return next((record for record, _ in _load(session, [id], settled=False)), None)
+    return next((record for record, _ in load(session, [id], settled=False)), None)
 
 
 @prepared("read")
@@ -180,7 +180,7 @@ def _page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRe
             break
         while places and size < PAGE_BYTES:
             batch, places = places[:count], places[count:]
-            for record, length in _load(session, [id for _, id in batch], settled=settled):
+            for record, length in load(session, [id for _, id in batch], settled=settled):
                 if wanted.decided_by in (None, record.decided_by):
                     page.append(record)
                     size += length
@@ -280,7 +280,7 @@ def _replaced(session: Session, wanted: RecordFilter, end: _Place | None, count:
     return {(at, id) for at, id in rows}
 
 
-def _load(session: Session, ids: Sequence[str], *, settled: bool) -> Iterator[tuple[DecisionRecord, int]]:
+def load(session: Session, ids: Sequence[str], *, settled: bool) -> Iterator[tuple[DecisionRecord, int]]:
     """Yield the records that the view reaches of decisions, newest first, each with the length of its text.
 
     With `settled`, those that people have yet to judge are left out, unless nothing is withheld from this view.
@@ -382,7 +382,7 @@ def marked_decisions(
         ids = _ids(session, ranges, low, high, size)
         fitting = _decided(session, ids, who)
         chosen = fitting[: limit - len(records)]
-        loaded = [record for record, _ in _load(session, chosen, settled=True)] if chosen else []
+        loaded = [record for record, _ in load(session, chosen, settled=True)] if chosen else []
         loaded.sort(key=lambda record: record.id, reverse=True)
         records += [record for record in loaded if who in (None, record.decided_by)]
         if len(chosen) == len(fitting) and len(ids) < size:
