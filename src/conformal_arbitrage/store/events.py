@@ -729,7 +729,7 @@ def _wrong_rows(session: Session) -> Iterator[str]:
             rows = session.rows(
                 f"select id, body from calibration_rows where log = ? and id in ({placeholders(ids)})", _LIVE, *ids
             )
-            kept: dict[str, str] = {id: body for id, body in rows}
+            kept: dict[str, str] = dict(rows)
             for record, _ in pages.load(session, ids, settled=False):
                 if record.id not in unread and kept.get(record.id) != _text_of(record):
                     state = "not what its record says" if record.id in kept else "missing"
