@@ -19,27 +19,31 @@ class PaperClaim:
     Attributes:
         in_paper: what the paper's own table shows.
         supported: whether that supports the claim.
-        here: returns what the reports show, or None if an experiment it needs was not run.
+        needs: the experiments that it is about.
+        here: returns what their reports show, given the frontier of each or, of the simulation, its report;
+            or where to look for it.
     """
 
     text: str
     in_paper: str
     supported: bool
-    here: Callable[[Reports], str | None]
+    needs: tuple[str, ...]
+    here: Callable[..., str] | str
 
-
-def _frontier(reports: Reports, name: str) -> Frontier | None:
-    return reports[name].facts["frontier"] if name in reports else None
+    def checked(self, reports: Reports) -> str:
+        """Return what the reports show."""
+        if not all(name in reports for name in self.needs):
+            return "not run"
+        if isinstance(self.here, str):
+            return self.here
+        return self.here(*(reports[name].facts.get("frontier", reports[name]) for name in self.needs))
 
 
 def _by_alpha(frontier: Frontier) -> dict[float, FrontierPoint]:
     return {point.alpha: point for point in frontier.of("conformal") if point.alpha is not None}
 
 
-def _quota(reports: Reports) -> str | None:
-    frontier = _frontier(reports, "truthfulqa")
-    if frontier is None:
-        return None
+def _quota(frontier: Frontier) -> str:
     over: list[str] = []
     for alpha, point in _by_alpha(frontier).items():
         summary = point.summary("loss")
@@ -51,33 +55,21 @@ def _quota(reports: Reports) -> str | None:
     return "held: mean loss within alpha, up to Monte Carlo error, everywhere"
 
 
-def _beats_random_routing(name: str) -> Callable[[Reports], str | None]:
-    def compare(reports: Reports) -> str | None:
-        frontier = _frontier(reports, name)
-        if frontier is None:
-            return None
-        deltas = {alpha: point.mean("delta") for alpha, point in _by_alpha(frontier).items()}
-        if any(delta is None for delta in deltas.values()):
-            return "undefined: the Guardian does not cost more here"
-        losing = [f"{alpha:g} ({delta:+.3f})" for alpha, delta in deltas.items() if (delta or 0) <= 0]
-        return "held at every alpha" if not losing else f"failed at alpha {', '.join(losing)}; held elsewhere"
-
-    return compare
+def _beats_random_routing(frontier: Frontier) -> str:
+    deltas = {alpha: point.mean("delta") for alpha, point in _by_alpha(frontier).items()}
+    if any(delta is None for delta in deltas.values()):
+        return "undefined: the Guardian does not cost more here"
+    losing = [f"{alpha:g} ({delta:+.3f})" for alpha, delta in deltas.items() if (delta or 0) <= 0]
+    return "held at every alpha" if not losing else f"failed at alpha {', '.join(losing)}; held elsewhere"
 
 
-def _tightening(reports: Reports) -> str | None:
-    frontier = _frontier(reports, "truthfulqa")
-    if frontier is None:
-        return None
+def _tightening(frontier: Frontier) -> str:
     loose, tight = (_mean(frontier, alpha, "correct") for alpha in (0.25, 0.05))
     ratio = _mean(frontier, 0.05, "cost_per_1000") / _mean(frontier, 0.25, "cost_per_1000")
     return f"{loose:.3f} to {tight:.3f} at {ratio:.2f} times the cost"
 
 
-def _largest_move(reports: Reports) -> str | None:
-    small, large = _frontier(reports, "truthfulqa-300"), _frontier(reports, "truthfulqa-500")
-    if small is None or large is None:
-        return None
+def _largest_move(small: Frontier, large: Frontier) -> str:
     moves = [abs(_mean(large, a, "correct") - _mean(small, a, "correct")) for a in ALPHAS]
     return f"{'held' if max(moves) <= 0.02 else 'failed'}: at most {100 * max(moves):.1f} points"
 
@@ -86,44 +78,31 @@ def _mean(frontier: Frontier, alpha: float, name: str) -> float:
     return _by_alpha(frontier)[alpha].mean(name) or 0.0
 
 
-def _unrestricted(reports: Reports) -> str | None:
-    restricted, free = _frontier(reports, "truthfulqa"), _frontier(reports, "truthfulqa-unrestricted")
-    if restricted is None or free is None:
-        return None
+def _unrestricted(restricted: Frontier, free: Frontier) -> str:
     gains = [100 * (_mean(free, a, "correct") - _mean(restricted, a, "correct")) for a in ALPHAS]
     costs = [100 * (_mean(free, a, "cost_per_1000") / _mean(restricted, a, "cost_per_1000") - 1) for a in ALPHAS]
     return f"gains of {min(gains):.1f} to {max(gains):.1f} points for {min(costs):.1f} to {max(costs):.1f} % more cost"
 
 
-def _theorem(reports: Reports) -> str | None:
-    if "theory" not in reports:
-        return None
-    smooth, kinked = reports["theory"].facts["slopes"]
+def _theorem(theory: Report) -> str:
+    smooth, kinked = theory.facts["slopes"]
     return f"slope {smooth:.2f} with a smooth utility (held), {kinked:.2f} with a kinked one (failed: n^(-1/2))"
 
 
-def _loss_bounds(reports: Reports) -> str | None:
-    if "theory" not in reports:
-        return None
-    rows = reports["theory"].facts["rows"]
+def _loss_bounds(theory: Report) -> str:
+    rows = theory.facts["rows"]
     inside = all(low - 3 * loss[1] <= loss[0] <= alpha + 3 * loss[1] for _, loss, low, alpha, *_ in rows)
     return "held at every n" if inside else "failed"
 
 
-def _mini(reports: Reports) -> str | None:
-    frontier = _frontier(reports, "truthfulqa-mini")
-    if frontier is None:
-        return None
+def _mini(frontier: Frontier) -> str:
     (guardian,) = frontier.of("guardian")
     share = _mean(frontier, 0.025, "cost_per_1000") / (guardian.mean("cost_per_1000") or 1.0)
     lacking = 100 * ((guardian.mean("correct") or 0.0) - _mean(frontier, 0.025, "correct"))
     return f"{lacking:.1f} points below the Guardian for {100 * share:.0f} % of its cost"
 
 
-def _mmlu(reports: Reports) -> str | None:
-    frontier = _frontier(reports, "mmlu")
-    if frontier is None:
-        return None
+def _mmlu(frontier: Frontier) -> str:
     (guardian,) = frontier.of("guardian")
     accuracy, cost = (
         _mean(frontier, 0.1, name) / (guardian.mean(name) or 1.0) for name in ("correct", "cost_per_1000")
@@ -151,72 +130,84 @@ CLAIMS = (
         text="The risk quota is kept at every alpha (TruthfulQA)",
         in_paper="accuracy falls by at most alpha in every row",
         supported=True,
+        needs=("truthfulqa",),
         here=_quota,
     ),
     PaperClaim(
         text="Beats the cost-matched random router at every alpha except .25 (TruthfulQA)",
         in_paper="delta -0.011 at .25, above 0 elsewhere",
         supported=True,
-        here=_beats_random_routing("truthfulqa"),
+        needs=("truthfulqa",),
+        here=_beats_random_routing,
     ),
     PaperClaim(
         text="Tightening alpha from .25 to .05 raises accuracy from .62 to .81 at 2.6 times the cost",
         in_paper=f"{_ratio(MAIN, 0.05, 0.25, 'cost'):.2f} times the cost",
         supported=False,
+        needs=("truthfulqa",),
         here=_tightening,
     ),
     PaperClaim(
         text="Going from 300 to 500 calibration rows moves accuracy by at most two points",
         in_paper=f"at most {100 * max(_MOVES):.1f} points",
         supported=True,
+        needs=("truthfulqa-300", "truthfulqa-500"),
         here=_largest_move,
     ),
     PaperClaim(
         text="Showing all actions gains 3 to 6 points for 7 to 10 % more cost",
         in_paper=f"{min(_GAINS):.1f} to {max(_GAINS):.1f} points for {min(_COSTS):.1f} to {max(_COSTS):.1f} %",
         supported=False,
+        needs=("truthfulqa", "truthfulqa-unrestricted"),
         here=_unrestricted,
     ),
     PaperClaim(
         text="A stronger Primary at alpha .025 matches the Guardian's accuracy for 40 % of the cost",
         in_paper=f"{_percent(_ratio('tab:truqa_model_ablation', 0.025, 'guardian', 'cost'))} of the cost",
         supported=False,
+        needs=("truthfulqa-mini",),
         here=_mini,
     ),
     PaperClaim(
         text="MMLU: beats the cost-matched random router apart from the extremes of alpha",
         in_paper="delta -0.005 at .25 and .05, above 0 between",
         supported=True,
-        here=_beats_random_routing("mmlu"),
+        needs=("mmlu",),
+        here=_beats_random_routing,
     ),
     PaperClaim(
         text="MMLU at alpha .10: 91 % of the Guardian's accuracy for 61 % of its cost",
         in_paper=" for ".join(_percent(_ratio(MMLU, 0.1, "guardian", field)) for field in ("accuracy", "cost")),
         supported=True,
+        needs=("mmlu",),
         here=_mmlu,
     ),
     PaperClaim(
         text="PKU: even at alpha .10 the Guardian's helpfulness is more than doubled",
         in_paper=f"{_ratio(PKU, 0.1, 'guardian', 'accuracy'):.2f} times it",
         supported=False,
-        here=lambda reports: None if "pku" not in reports else "see pku.md",
+        needs=("pku",),
+        here="see pku.md",
     ),
     PaperClaim(
         text="PKU: the budget bounds the average severity",
         in_paper="the text's Guardian is 0/1, so its budget bounds a frequency; severity ranges up to 3 and needs B = 3",
         supported=False,
-        here=lambda reports: None if "pku" not in reports else "see the readings in pku.md",
+        needs=("pku",),
+        here="see the readings in pku.md",
     ),
     PaperClaim(
         text="Expected loss lies between alpha - 2B/(n+1) and alpha",
         in_paper="a theorem of conformal risk control, for continuous scores",
         supported=True,
+        needs=("theory",),
         here=_loss_bounds,
     ),
     PaperClaim(
         text="Theorem 1: the utility gap is of order 1/n",
         in_paper="the proof takes a bound on an expectation for one on every sample",
         supported=False,
+        needs=("theory",),
         here=_theorem,
     ),
 )
@@ -227,8 +218,8 @@ def summary_markdown(reports: Reports, skipped: Mapping[str, str], source: str) 
     lines = [f"Source: {source}", "", "# The paper's claims, one by one", ""]
     lines += ["| the paper says | its own table | supported by it | here |", "|---|---|---|---|"]
     for claim in CLAIMS:
-        here = claim.here(reports) or "not run"
-        lines.append(f"| {claim.text} | {claim.in_paper} | {'yes' if claim.supported else 'no'} | {here} |")
+        supported = "yes" if claim.supported else "no"
+        lines.append(f"| {claim.text} | {claim.in_paper} | {supported} | {claim.checked(reports)} |")
     lines += ["", "## Reports", ""]
     lines += [f"- [{report.title}]({name}.md)" for name, report in reports.items()]
     lines += [f"- {name}: not run. {reason}" for name, reason in skipped.items()]

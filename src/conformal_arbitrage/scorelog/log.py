@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -17,7 +17,6 @@ from conformal_arbitrage.core.exact import (
     Floats,
     Integers,
     Scalar,
-    ScoreArrays,
     digits_of,
     flat_positions,
     margins,
@@ -205,12 +204,7 @@ class ScoreLog:
         cls, table: ColumnReader, primary: ScoreColumns, guardian: ScoreColumns | None, outcomes: Sequence[str]
     ) -> "ScoreLog":
         """Read a score log from an open table; see `read` and `from_frame`."""
-        return cls.from_columns(read_columns(table, primary, guardian, outcomes))
-
-    @classmethod
-    def from_columns(cls, raw: RawColumns) -> "ScoreLog":
-        """Apply the rules of the format to raw columns."""
-        return check_columns(raw)
+        return check_columns(read_columns(table, primary, guardian, outcomes))
 
     @classmethod
     def from_arrays(
@@ -267,7 +261,7 @@ class ScoreLog:
             identities=identities,
             floor=floor,
         )
-        return cls.from_columns(columns)
+        return check_columns(columns)
 
     @classmethod
     def from_router(
@@ -296,15 +290,8 @@ class ScoreLog:
             confidence: s >= 0 per row; NaN (none given) defers.
             primary_grade: grade of the Primary's answer, in [0, 1].
             guardian_grade: grade of the Guardian's; NaN in either grade is a missing Guardian score.
-            id: unique names of the rows.
-            group: subject, tenant, language.
-            context: the request.
             answer: what the Primary answered, a feature of learned scores.
-            primary_usage: cost or tokens of the Primary, per row.
-            guardian_usage: cost or tokens of the Guardian, per row.
-            identities: the scorers that made the scores, by role.
-            floor: the margin below which the Guardian was not asked, fixed before these rows were looked at.
-            source: where the scores came from, for messages.
+            id, group, context, primary_usage, guardian_usage, identities, floor, source: as in `from_arrays`.
         """
         s = grades(confidence, "confidence", high=LARGEST_SCORE, source=source)
         p = grades(primary_grade, "primary_grade", high=1, source=source)
@@ -431,7 +418,10 @@ class ScoreLog:
     @property
     def is_router(self) -> bool:
         """Whether every row has the router form: two actions, Primary [0, s], Guardian [1, ...]."""
-        return is_router_form(self)
+        if len(self.primary) != 2 * len(self) or not (self.sizes == 2).all():
+            return False
+        first = self.guardian[::2]
+        return bool((self.primary[::2] == 0).all() and (self.primary >= 0).all() and (first[~self.missing] == 1).all())
 
     def outcome(self, name: str) -> Floats:
         """Return an outcome's value for every action, flat; `correct` also follows from the label."""
@@ -489,21 +479,13 @@ class ScoreLog:
         flat = flat_positions(self.offsets[index], self.sizes[index])
         return replace(
             self,
-            primary=self.primary[flat],
-            guardian=self.guardian[flat],
             offsets=np.concatenate([[0], np.cumsum(self.sizes[index])]),
-            no_opinion=self.no_opinion[index],
-            missing=self.missing[index],
-            id=_entries(self.id, index),
-            label=_entries(self.label, index),
-            group=_entries(self.group, index),
-            context=_entries(self.context, index),
-            actions=_entries(self.actions, flat),
+            **_present(self, _PER_ROW, lambda values: values[index]),
+            **_present(self, _PER_ACTION, lambda values: values[flat]),
             lists={name: values[flat] for name, values in self.lists.items()},
-            binary=_entries(self.binary, flat),
+            extra={name: values[index] for name, values in self.extra.items()},
             primary_usage=self.primary_usage.select(index),
             guardian_usage=self.guardian_usage.select(index),
-            extra={name: values[index] for name, values in self.extra.items()},
         )
 
     def row(self, index: int, /) -> Row:
@@ -616,22 +598,12 @@ def join_logs(logs: Sequence[ScoreLog], source: str) -> ScoreLog:
     Args:
         logs: the logs, in order; ids are not compared across them.
     """
-    first = logs[0]
     sizes = np.concatenate([log.sizes for log in logs])
     return replace(
-        first,
-        primary=np.concatenate([log.primary for log in logs]),
-        guardian=np.concatenate([log.guardian for log in logs]),
+        logs[0],
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        no_opinion=np.concatenate([log.no_opinion for log in logs]),
-        missing=np.concatenate([log.missing for log in logs]),
-        id=_joined([log.id for log in logs]),
-        label=_joined([log.label for log in logs]),
-        group=_joined([log.group for log in logs]),
-        context=_joined([log.context for log in logs]),
-        actions=_joined([log.actions for log in logs]),
+        **{name: _joined([getattr(log, name) for log in logs]) for name in (*_PER_ROW, *_PER_ACTION)},
         lists=_joined_by_name([log.lists for log in logs], source),
-        binary=_joined([log.binary for log in logs]),
         primary_usage=_joined_usage([log.primary_usage for log in logs]),
         guardian_usage=_joined_usage([log.guardian_usage for log in logs]),
         extra=_joined_by_name([log.extra for log in logs], source),
@@ -660,8 +632,14 @@ def _joined_by_name(columns: Sequence[Mapping[str, NDArray[Any]]], source: str) 
     return {name: np.concatenate([others[name] for others in columns]) for name in columns[0]}
 
 
-def _entries(values: NDArray[Scalar] | None, index: Integers) -> NDArray[Scalar] | None:
-    return None if values is None else values[index]
+_PER_ROW = ("no_opinion", "missing", "id", "label", "group", "context")
+_PER_ACTION = ("primary", "guardian", "actions", "binary")
+"""The fields of a log that are arrays, or None where it does not have them."""
+
+
+def _present(log: ScoreLog, names: Iterable[str], work: Callable[[NDArray[Any]], object]) -> dict[str, Any]:
+    """Return what a function makes of fields; None for those that the log does not have."""
+    return {name: None if (values := getattr(log, name)) is None else work(values) for name in names}
 
 
 def _narrowed(values: Floats) -> NDArray[Any]:
@@ -827,7 +805,11 @@ def flatten(rows: ArrayLike | Sequence[Any], name: str, source: str) -> tuple[Fl
         rows = np.ma.filled(rows, np.nan)
         if rows.ndim == 2 and rows.dtype.kind in "iuf":
             sizes = np.full(rows.shape[0], rows.shape[1], dtype=np.int64)
-            return _as_floats(np.ascontiguousarray(rows).reshape(-1)), sizes, digits_of(rows.dtype) == 6
+            return (
+                np.asarray(np.ascontiguousarray(rows).reshape(-1), dtype=np.float64),
+                sizes,
+                digits_of(rows.dtype) == 6,
+            )
     if not _is_rows(rows):
         problem = f"must be a 2-D array or a list of lists of numbers; got {rows!r:.80}"
         raise ScoreLogError(f"{source}: column '{name}' {problem}")
@@ -835,7 +817,7 @@ def flatten(rows: ArrayLike | Sequence[Any], name: str, source: str) -> tuple[Fl
     sizes = np.array([-1 if row is None else len(row) for row in listed], dtype=np.int64)
     present = [row for row in listed if row is not None]
     values = np.concatenate(present) if present else np.zeros(0)
-    return _as_floats(values), sizes, digits_of(values.dtype) == 6
+    return np.asarray(values, dtype=np.float64), sizes, digits_of(values.dtype) == 6
 
 
 def _is_array(rows: object) -> TypeGuard[NDArray[Any]]:
@@ -856,11 +838,6 @@ def _numbers(row: object, name: str, index: int, source: str) -> NDArray[Any]:
     return values
 
 
-def _as_floats(values: NDArray[Any]) -> Floats:
-    """Return float64 values, without a copy where they are that already."""
-    return np.asarray(values, dtype=np.float64)
-
-
 def _label_numbers(label: ArrayLike, source: str) -> Floats:
     numbers = numbers_or_none(label)
     if numbers is None or numbers.ndim != 1:
@@ -872,14 +849,6 @@ def _label_numbers(label: ArrayLike, source: str) -> Floats:
 def flatten_texts(rows: Sequence[Sequence[str]]) -> tuple[Strings, Integers]:
     """Return lists of texts as flat texts and lengths."""
     return strings(list(chain.from_iterable(rows))), np.array([len(row) for row in rows], dtype=np.int64)
-
-
-def is_router_form(log: ScoreArrays) -> bool:
-    """Return whether every row has two actions, Primary scores [0, s] and Guardian scores [1, ...]."""
-    if log.offsets[-1] != 2 * len(log.missing) or not (np.diff(log.offsets) == 2).all():
-        return False
-    first = log.guardian[::2]
-    return bool((log.primary[::2] == 0).all() and (log.primary >= 0).all() and (first[~log.missing] == 1).all())
 
 
 def grades(values: ArrayLike, name: str, *, high: float, source: str) -> Floats:
@@ -1098,11 +1067,7 @@ def _label(raw: RawColumns, sizes: Integers) -> Integers | None:
 
 
 def _usage(raw: RawColumns, usage: Usage, role: str) -> Usage:
-    return Usage(
-        cost=_usage_column(raw, usage.cost, f"{role}_cost"),
-        input_tokens=_usage_column(raw, usage.input_tokens, f"{role}_input_tokens"),
-        output_tokens=_usage_column(raw, usage.output_tokens, f"{role}_output_tokens"),
-    )
+    return Usage(**{name: _usage_column(raw, getattr(usage, name), f"{role}_{name}") for name in USAGE})
 
 
 def _usage_column(raw: RawColumns, column: Floats | None, name: str) -> Floats | None:

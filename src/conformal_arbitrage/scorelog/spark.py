@@ -25,7 +25,7 @@ import numpy as np
 
 from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.errors import ArbitrageError, EngineError, OptionError, ScoreLogError
-from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog, checksum, log_digest
+from conformal_arbitrage.scorelog.log import Lists, RawColumns, ScoreLog, check_columns, checksum, log_digest
 from conformal_arbitrage.scorelog.parts import NamedWork, PartFile, ScorePart
 from conformal_arbitrage.scorelog.tables import TextBytes, refuse_absent_column, text_bytes
 
@@ -232,7 +232,7 @@ class TableBatch(ScorePart):
 
     def load(self, columns: Sequence[str] | None = None, *, ids: bool = True) -> ScoreLog:
         """Return the rows; `columns` other than those a calibration reads are not there."""
-        log = ScoreLog.from_columns(_raw_columns(self, ids=ids))
+        log = check_columns(_raw_columns(self, ids=ids))
         self.seen.append(checksum((log.primary, log.guardian)))
         return log.binarized() if self.binary else log
 
