@@ -1,11 +1,9 @@
-import builtins
 import sys
 from pathlib import Path
 
 import pytest
 
 from conformal_arbitrage import OptionError, evaluate
-from conformal_arbitrage.evaluation.show import save_figure
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +16,7 @@ def frontier(science):
 @pytest.mark.parametrize("x", ["cost", "loss"])
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_a_frontier_is_saved_in_any_format(tmp_path, frontier, x, ending):
-    save_figure(frontier, tmp_path / f"f.{ending}", x=x)
+    frontier.plot(tmp_path / f"f.{ending}", x=x)
     assert (tmp_path / f"f.{ending}").stat().st_size > 5000
 
 
@@ -26,7 +24,7 @@ def test_the_figure_names_every_policy_and_budget(tmp_path, frontier):
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.fonttype": "none"}):
-        save_figure(frontier, tmp_path / "f.svg", x="loss")
+        frontier.plot(tmp_path / "f.svg", x="loss")
     text = (tmp_path / "f.svg").read_text()
     for words in (
         "Primary alone",
@@ -41,21 +39,8 @@ def test_the_figure_names_every_policy_and_budget(tmp_path, frontier):
 
 def test_an_unknown_axis_is_rejected(tmp_path, frontier):
     with pytest.raises(OptionError, match="no 'speed' to draw; there is cost, loss, correct"):
-        save_figure(frontier, tmp_path / "f.png", x="speed")
+        frontier.plot(tmp_path / "f.png", x="speed")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_matplotlib_the_error_says_what_to_install(tmp_path, frontier, monkeypatch):
-    real = builtins.__import__
-
-    def absent(name, *rest, **options):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest, **options)
-
-    monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(OptionError, match="pip install matplotlib"):
-        save_figure(frontier, tmp_path / "f.png")
 
 
 def test_a_frontier_draws_itself_on_new_or_given_axes(frontier):
@@ -86,7 +71,9 @@ def test_without_costs_a_frontier_is_drawn_over_the_loss(science):
     assert bare.plot(Figure().add_subplot()).get_xlabel() == "loss on held-out rows"
 
 
-def test_plotting_without_matplotlib_says_what_to_install(frontier, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+@pytest.mark.parametrize("file", [None, "f.png"])
+def test_plotting_without_matplotlib_says_what_to_install(frontier, monkeypatch, tmp_path, file):
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(OptionError, match="pip install matplotlib"):
-        frontier.plot()
+        frontier.plot(None if file is None else tmp_path / file)

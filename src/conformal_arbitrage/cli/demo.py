@@ -25,7 +25,7 @@ from conformal_arbitrage.core.exact import row_argmax
 from conformal_arbitrage.errors import ConfigError, OutputError
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
-from conformal_arbitrage.evaluation.show import save_figure, save_simulation
+from conformal_arbitrage.evaluation.show import save_simulation
 from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simulate
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.models import ReplayScorer
@@ -160,7 +160,7 @@ def run_demo(out: str | Path) -> Demo:
     write_text(folder / "scores.csv", graded_table(log))
     certificate.save(written[1])
     if figures:
-        save_figure(frontier, written[-2])
+        frontier.plot(written[-2])
         save_simulation(simulation, written[-1])
     served = None
     if find_spec("starlette") and find_spec("uvicorn"):

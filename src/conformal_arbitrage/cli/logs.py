@@ -34,7 +34,7 @@ from conformal_arbitrage.evaluation.assessment import Assessment, SwapLoss, asse
 from conformal_arbitrage.evaluation.compare import compare
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate, evaluate_cascade
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect, rows_to_choose_on
-from conformal_arbitrage.evaluation.show import save_comparison, save_figure, save_simulation
+from conformal_arbitrage.evaluation.show import save_simulation
 from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simulate
 from conformal_arbitrage.experiments import parts_of
 from conformal_arbitrage.experiments.data import Live
@@ -768,7 +768,7 @@ def evaluate_command(
     scores = options.read_log(log, columns, binarized=binarize, sample=sample)
     frontier = evaluate(scores, alphas, delta_of=delta_of, loss=loss, **learned, **sweep)
     if figure is not None:
-        save_figure(frontier, figure, x=x, y=delta_of)
+        frontier.plot(figure, x=x, y=delta_of)
     options.remember_look(scores.lineage(), "evaluate")
     if form == "json":
         print_json(frontier.to_dict(per_trial=per_trial))
@@ -881,7 +881,7 @@ def compare_command(
     comparison = compare(scores, alphas, progress=None if as_json else print_progress, **settings)
     options.remember_look(scores.lineage(), "compare")
     if figure is not None:
-        save_comparison(comparison, figure, alpha=comparison.rules[0].alpha)
+        comparison.plot(figure)
     if as_json:
         print_json(comparison.to_dict())
         return

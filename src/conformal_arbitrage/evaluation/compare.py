@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -390,16 +391,16 @@ class RuleComparison:
         rows = [_cells(rule, priced=priced) for rule in self.rules]
         return [*header, "$ per 1000"] if priced else header, rows
 
-    def plot(self, ax: "Axes | None" = None, *, alpha: float | None = None) -> "Axes":
-        """Draw the loss of each rule against its Guardian share; needs matplotlib.
+    def plot(self, ax: "Axes | str | Path | None" = None, *, alpha: float | None = None) -> "Axes":
+        """Draw how often each rule asks the Guardian, with its loss; needs matplotlib.
 
         Args:
-            ax: the axes to draw on; a new figure if None.
+            ax: as for `Frontier.plot`.
             alpha: which budget to draw; by default the first.
         """
-        from conformal_arbitrage.evaluation.show import draw_comparison, new_axes
+        from conformal_arbitrage.evaluation.show import draw_comparison, plotted
 
-        return draw_comparison(new_axes() if ax is None else ax, self, self.rules[0].alpha if alpha is None else alpha)
+        return plotted(ax, lambda axes: draw_comparison(axes, self, self.rules[0].alpha if alpha is None else alpha))
 
     def __repr__(self) -> str:
         names = len({rule.rule for rule in self.rules})

@@ -268,11 +268,9 @@ class Frontier:
             x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
             y: the name of an outcome, or "loss"; by default the first outcome.
         """
-        from conformal_arbitrage.evaluation.show import draw_frontier, new_axes, save_drawing
+        from conformal_arbitrage.evaluation.show import draw_frontier, plotted
 
-        if isinstance(ax, str | Path):
-            return save_drawing(ax, lambda axes: draw_frontier(axes[0], self, x=x, y=y))
-        return draw_frontier(new_axes() if ax is None else ax, self, x=x, y=y)
+        return plotted(ax, lambda axes: draw_frontier(axes, self, x=x, y=y))
 
     def __repr__(self) -> str:
         alphas = ", ".join(f"{point.alpha:g}" for point in self.of("conformal"))

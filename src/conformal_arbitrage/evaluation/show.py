@@ -146,21 +146,6 @@ _MOST_DOTS = 100
 """Trials drawn for each budget: more of them hide the means."""
 
 
-def save_figure(frontier: Frontier, path: str | Path, *, x: str = "cost", y: str = "correct") -> None:
-    """Draw a frontier and save it; the file extension selects the format (.png, .svg, .pdf).
-
-    Args:
-        x: "cost", "loss" or the name of an outcome.
-        y: the name of an outcome, or "loss".
-    """
-    save_drawing(path, lambda axes: draw_frontier(axes[0], frontier, x=x, y=y))
-
-
-def save_comparison(comparison: RuleComparison, path: str | Path, *, alpha: float) -> None:
-    """Draw a comparison at one budget and save it, as `save_figure` does."""
-    save_drawing(path, lambda axes: draw_comparison(axes[0], comparison, alpha))
-
-
 def save_drawing(
     path: str | Path, draw: "Callable[[Sequence[Axes]], object]", *, size: tuple[float, float] = _SIZE, rows: int = 1
 ) -> "Axes":
@@ -187,23 +172,21 @@ def save_drawing(
     return axes[0]
 
 
-def new_axes() -> "Axes":
-    """Return the axes of a new pyplot figure, which notebooks show by themselves."""
+def plotted(ax: "Axes | str | Path | None", draw: "Callable[[Axes], Axes]") -> "Axes":
+    """Draw on axes, on a new figure that notebooks show by themselves, or into a file, and return the axes."""
+    if isinstance(ax, str | Path):
+        return save_drawing(ax, lambda axes: draw(axes[0]))
+    if ax is not None:
+        return draw(ax)
     try:
         from matplotlib import pyplot
     except ImportError as error:
         raise OptionError(_NO_MATPLOTLIB) from error
-    return pyplot.subplots(figsize=_SIZE, layout="constrained")[1]
+    return draw(pyplot.subplots(figsize=_SIZE, layout="constrained")[1])
 
 
 def draw_frontier(axes: "Axes", frontier: Frontier, *, x: str | None = None, y: str | None = None) -> "Axes":
-    """Draw a frontier on axes and return them.
-
-    Args:
-        frontier: the sweep.
-        x: "cost", "loss" or the name of an outcome; by default the cost if it is known, otherwise the loss.
-        y: the name of an outcome, or "loss"; by default the first outcome.
-    """
+    """Draw a frontier on axes and return them; see `Frontier.plot`."""
     first = frontier.points[0]
     across = x or ("loss" if first.values("cost_per_1000") is None else "cost")
     up = y or next(iter(first.outcomes), "loss")

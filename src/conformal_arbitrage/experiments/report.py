@@ -16,7 +16,6 @@ from typing import Any
 
 from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.evaluation.frontier import Frontier
-from conformal_arbitrage.evaluation.show import save_figure
 from conformal_arbitrage.scorelog.tables import write_text
 
 Cell = str | float | None | tuple[float, float | None]
@@ -129,7 +128,7 @@ def write_report(report: Report, folder: Path, *, seconds: float, spent: str | N
     png = None
     if report.figure is not None:
         for ending in ("png", "svg"):
-            save_figure(report.figure.frontier, f"{base}.{ending}", x=report.figure.x, y=report.figure.y)
+            report.figure.frontier.plot(f"{base}.{ending}", x=report.figure.x, y=report.figure.y)
         png = Path(f"{base}.png").read_bytes()
     write_text(f"{base}.md", report.to_markdown(seconds=seconds, spent=spent))
     write_text(f"{base}.html", report.to_html(png, seconds=seconds, spent=spent))
