@@ -4,7 +4,7 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,12 +27,12 @@ from conformal_arbitrage.cli.output import (
 from conformal_arbitrage.collecting import renewal
 from conformal_arbitrage.collecting.grading import Backlog, GradingResult, estimate_grading, grade_records, read_backlog
 from conformal_arbitrage.collecting.records import TimeWindow, cascade_log_of, score_log_of, write_record_parts
-from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, outlook, renewable
+from conformal_arbitrage.collecting.renewal import LookingPart, Outlook, RenewablePolicy, Successor, renewable
 from conformal_arbitrage.core.exact import n_rows
 from conformal_arbitrage.errors import DamagedError, OutputError, StoreError
 from conformal_arbitrage.live.build import database_exists, database_of
 from conformal_arbitrage.live.check import grader_change
-from conformal_arbitrage.live.config import Config, read_config, webhooks_of
+from conformal_arbitrage.live.config import read_config, webhooks_of
 from conformal_arbitrage.live.service import verify_record
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
@@ -179,11 +179,7 @@ def keys_exclude_command(id: str, *, policy: str, reason: str, ends: bool, confi
     arbitrage keys exclude 01KB0FZ3QZ7B9D4W8N2M5R6T1V --policy support --reason "asks what the Guardian refuses"
     arbitrage keys exclude 01KB0FZ3QZ7B9D4W8N2M5R6T1V --policy support --reason "mended" --end
     """
-    known = read_config(config).policies
-    if policy not in known:
-        raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
-    if not reason.strip():
-        raise click.UsageError("--reason must say why; the record keeps it")
+    _check_reason(config, policy, reason)
 
     async def exclude(store: Store) -> ExclusionBody | None:
         return await store.run(stored_policies.exclude, policy, id, reason=reason, by="command line", ends=ends)
@@ -191,6 +187,15 @@ def keys_exclude_command(id: str, *, policy: str, reason: str, ends: bool, confi
     state = "no longer excluded" if ends else "excluded"
     changed = options.with_store(config, exclude) is not None
     click.echo(f"The key is {state if changed else f'{state}, as before'}: {id}, policy {policy}")
+
+
+def _check_reason(config: str, policy: str, reason: str) -> None:
+    """Refuse a change of a policy that is not configured, or without a reason."""
+    known = read_config(config).policies
+    if policy not in known:
+        raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
+    if not reason.strip():
+        raise click.UsageError("--reason must say why; the record keeps it")
 
 
 @click.group("records", cls=options.WrappingGroup)
@@ -429,8 +434,17 @@ def records_export_command(
                 "a folder, --since, --until and --unseen are for two models; a cascade is exported as one file"
             )
         return _export_cascade(config, policy, output, identities, everything=everything, as_json=as_json)
-    export = _Export(config, configuration, policy, identities, window, everything=everything)
-    summary = export.files(output, rows_per_file or _ROWS_PER_FILE) if in_files else export.file(output)
+    rows = {"identities": identities, "everything": everything, "window": window}
+    try:
+        if in_files:
+            summary = _export_files(config, policy, output, rows_per_file or _ROWS_PER_FILE, rows)
+        else:
+            summary = _export_file(config, policy, output, rows)
+    except StoreError as error:
+        if known:
+            raise
+        named = ", ".join(configuration.policies) or "none"
+        raise StoreError(f"there is no policy {policy!r} in {config}; there are {named} ({error})") from error
     if as_json:
         print_json(summary)
     else:
@@ -439,72 +453,30 @@ def records_export_command(
         click.echo(f"Written: {output}, {n_rows(summary['rows'])}{files}, {missing}")
 
 
-class _Export:
-    """The rows of a policy, on their way into one file or many."""
+def _export_file(config: str, policy: str, output: str, rows: dict[str, Any]) -> dict[str, Any]:
+    """Write the rows of a policy into one file, with all of them in memory."""
+    configured = read_config(config).policies.get(policy)
+    idle = 3600.0 if configured is None else configured.session_idle
+    log = options.with_store(config, lambda store: score_log_of(store, policy, session_idle=idle, **rows))
+    log.write(output)
+    _warn_of_grader(config, log.identities)
+    return {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
 
-    def __init__(
-        self,
-        config: str,
-        configuration: Config,
-        policy: str,
-        identities: Mapping[str, Any] | None,
-        window: TimeWindow,
-        *,
-        everything: bool,
-    ) -> None:
-        self._config, self._configuration, self._policy = config, configuration, policy
-        self._identities, self._window, self._everything = identities, window, everything
 
-    def file(self, output: str) -> dict[str, Any]:
-        """Write one file, with all rows in memory."""
-        known = self._configuration.policies.get(self._policy)
-        log = self._read(
-            lambda store: score_log_of(
-                store,
-                self._policy,
-                identities=self._identities,
-                everything=self._everything,
-                session_idle=3600.0 if known is None else known.session_idle,
-                window=self._window,
-            )
-        )
-        log.write(output)
-        self._warn_of_grader(log.identities)
-        return {"rows": len(log), "missing_guardian_rows": int(log.missing.sum()), "output": output}
+def _export_files(config: str, policy: str, output: str, rows_per_file: int, rows: dict[str, Any]) -> dict[str, Any]:
+    """Write them into a folder of files, each forgotten when it is written."""
+    written = options.with_store(
+        config, lambda store: write_record_parts(store, policy, output, rows_per_file=rows_per_file, **rows)
+    )
+    _warn_of_grader(config, written.identities)
+    names = [path.name for path in written.files]
+    return {"rows": written.rows, "missing_guardian_rows": written.missing, "output": output, "files": names}
 
-    def files(self, output: str, rows_per_file: int) -> dict[str, Any]:
-        """Write a folder of files, each forgotten when it is written."""
-        written = self._read(
-            lambda store: write_record_parts(
-                store,
-                self._policy,
-                output,
-                rows_per_file=rows_per_file,
-                window=self._window,
-                identities=self._identities,
-                everything=self._everything,
-            )
-        )
-        self._warn_of_grader(written.identities)
-        names = [path.name for path in written.files]
-        return {"rows": written.rows, "missing_guardian_rows": written.missing, "output": output, "files": names}
 
-    def _read(self, use: Callable[[Store], Awaitable[options.Value]]) -> options.Value:
-        """Use the store; an error about a policy that is not configured says so."""
-        try:
-            return options.with_store(self._config, use)
-        except StoreError as error:
-            if self._policy in self._configuration.policies:
-                raise
-            known = ", ".join(self._configuration.policies) or "none"
-            raise StoreError(
-                f"there is no policy {self._policy!r} in {self._config}; there are {known} ({error})"
-            ) from error
-
-    def _warn_of_grader(self, identities: Mapping[str, Any] | None) -> None:
-        changed = grader_change(self._configuration, identities)
-        if changed is not None:
-            warn(changed)
+def _warn_of_grader(config: str, identities: Mapping[str, Any] | None) -> None:
+    changed = grader_change(read_config(config), identities)
+    if changed is not None:
+        warn(changed)
 
 
 def _export_cascade(
@@ -711,11 +683,7 @@ def policies_lift_command(policy: str, *, reason: str, version: int | None, conf
     \b
     arbitrage policies lift support --reason "the new prompt was taken back"
     """
-    known = read_config(config).policies
-    if policy not in known:
-        raise click.UsageError(f"there is no policy {policy!r} in {config}; there are {', '.join(known) or 'none'}")
-    if not reason.strip():
-        raise click.UsageError("--reason must say why; the record keeps it")
+    _check_reason(config, policy, reason)
     lifted = options.with_store(
         config, lambda store: store.run(stored_policies.lift, policy, reason=reason, by="command line", version=version)
     )
@@ -860,7 +828,8 @@ def renew_command(
         raise click.UsageError("give --tighten, which keeps the guarantee, or --after-looking, which gives it up")
     target = _target(config, policy)
     if dry_run:
-        _show_outlook(options.with_store(config, lambda store: _outlook(store, target)), as_json=as_json)
+        ahead = options.with_store(config, lambda store: renewal.outlook(store, target, now=time.time()))
+        _show_none(ahead, f"{_described(ahead)}: {'it is due' if ahead.due else 'it is not due yet'}.", as_json=as_json)
         return
 
     async def renew(store: Store) -> tuple[Outlook, Successor | None, PolicyVersion | None]:
@@ -877,7 +846,7 @@ def renew_command(
 
     ahead, next, version = options.with_store(config, renew)
     if next is None:
-        _show_none(ahead, tighten=tighten, as_json=as_json)
+        _show_none(ahead, _no_successor(ahead, tighten=tighten), as_json=as_json)
         return
     if version is None:
         raise StoreError(
@@ -896,10 +865,6 @@ def _target(config: str, policy: str) -> RenewablePolicy:
     return renewable(configuration, policy, identities, ProjectSecret.find())
 
 
-async def _outlook(store: Store, target: RenewablePolicy) -> Outlook:
-    return await outlook(store, target, now=time.time())
-
-
 def _described(ahead: Outlook) -> str:
     since = datetime.fromtimestamp(ahead.chain.since, UTC).isoformat(timespec="seconds")
     union = f" and the {n_rows(ahead.collected)} of its log" if ahead.collected else ""
@@ -910,23 +875,20 @@ def _described(ahead: Outlook) -> str:
     )
 
 
-def _show_outlook(ahead: Outlook, *, as_json: bool) -> None:
+def _no_successor(ahead: Outlook, *, tighten: bool) -> str:
+    if tighten:
+        return f"The rows since version {ahead.version} ask for no larger relaxation; nothing was installed."
+    return (
+        f"{_described(ahead)}: it is not due yet, and nothing was installed. A certificate outside the schedule has no "
+        "guarantee (--after-looking)."
+    )
+
+
+def _show_none(ahead: Outlook, text: str, *, as_json: bool) -> None:
     if as_json:
         print_json({**ahead.document(), "installed": None})
     else:
-        click.echo(f"{_described(ahead)}: {'it is due' if ahead.due else 'it is not due yet'}.")
-
-
-def _show_none(ahead: Outlook, *, tighten: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({**ahead.document(), "installed": None})
-    elif tighten:
-        click.echo(f"The rows since version {ahead.version} ask for no larger relaxation; nothing was installed.")
-    else:
-        click.echo(
-            f"{_described(ahead)}: it is not due yet, and nothing was installed. A certificate outside the schedule has no "
-            "guarantee (--after-looking)."
-        )
+        click.echo(text)
 
 
 def _show_installed(

@@ -27,7 +27,6 @@ from conformal_arbitrage.cli.output import (
 )
 from conformal_arbitrage.collecting.records import pair_log_of
 from conformal_arbitrage.core.exact import Floats, n_rows
-from conformal_arbitrage.errors import OutputError
 from conformal_arbitrage.evaluation import show
 from conformal_arbitrage.evaluation import simulation as simulation_report
 from conformal_arbitrage.evaluation.assessment import Assessment, SwapLoss, assess, model_grades, swap, without_verdict
@@ -101,8 +100,7 @@ def quickstart_command(
     budget = alpha or ("0.05" if yes else click.prompt(_ALPHA, type=options.SHARE, default="0.05"))
     start = quick_start(kind, named, alpha=budget, config=output)
     if start.configuration is not None:
-        if Path(output).exists() and not force:
-            raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
+        options.refuse_existing(output, force=force)
         write_text(output, start.configuration)
     _show_start(start, output, as_json=as_json)
 
@@ -308,9 +306,8 @@ def import_table_command(
     *, table: str, primary: str, guardian: str, outcomes: tuple[str, ...], output: str, as_json: bool
 ) -> None:
     """Read a plain table with one column per option and model."""
-    columns = [[name.strip() for name in names.split(",")] for names in (primary, guardian)]
-    imported = read_wide(table, primary=columns[0], guardian=columns[1], outcomes=outcomes)
-    _report(imported, output, as_json=as_json)
+    columns = {"primary": options.listed(primary), "guardian": options.listed(guardian)}
+    _report(read_wide(table, **columns, outcomes=outcomes), output, as_json=as_json)
 
 
 def _write(reading: Coroutine[Any, Any, Imported], output: str, *, as_json: bool) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from math import isinf
-from pathlib import Path
 from typing import Any, Self
 
 import click
@@ -37,7 +36,7 @@ from conformal_arbitrage.collecting.collect import (
 )
 from conformal_arbitrage.collecting.questions import Menus, Requests, read_questions
 from conformal_arbitrage.core.exact import n_rows
-from conformal_arbitrage.errors import ConfigError, OptionError, OutputError, StoreError
+from conformal_arbitrage.errors import ConfigError, OptionError, StoreError
 from conformal_arbitrage.live.build import Models, database_exists, database_of
 from conformal_arbitrage.live.check import (
     ProbeResult,
@@ -80,8 +79,7 @@ def init_command(*, form: Any, output: str, force: bool, **models: str | None) -
     arbitrage init --primary-url http://localhost:11434/v1 --primary-model llama3.2
     arbitrage init --form menu
     """
-    if Path(output).exists() and not force:
-        raise OutputError(f"{output}: already exists; choose another name with -o, or overwrite it with --force")
+    options.refuse_existing(output, force=force)
     given = {role: (models[f"{role}_url"], models[f"{role}_model"]) for role in ROLES}
     for role, (url, _) in given.items():
         if url is not None and (mistake := url_mistake(url)):
@@ -326,13 +324,8 @@ def _with_settings(config: Config, path: str, settings: dict[str, Any]) -> Confi
 def _read_rows(questions: str, settings: dict[str, Any]) -> Menus | Requests:
     names = ("question_column", "choices_column", "answer_column", "answer_is", "id_column", "group_column")
     columns = {name: settings[name] for name in names}
-    choice_columns, choices = _listed(settings["choice_columns"]), _listed(settings["choices"])
+    choice_columns, choices = (options.listed(settings[name] or "") for name in ("choice_columns", "choices"))
     return read_questions(questions, settings["form"], choice_columns=choice_columns, choices=choices, **columns)
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    """Return the names in a list with commas."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def _show_collected(log: ScoreLog, output: str, *, as_json: bool) -> None:

@@ -461,7 +461,7 @@ def chain_options(further: dict[str, Any], *also: str) -> dict[str, Any] | None:
     values = {name: further.pop(name) for name in names}
     if further.pop("path"):
         _refuse_others()
-        return values | {name: _named(values[name]) for name in ("chain", "models")}
+        return values | {name: listed(text) for name in ("chain", "models") if (text := values[name]) is not None}
     context = click.get_current_context()
     for name in names:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
@@ -482,9 +482,15 @@ def _refuse_others() -> None:
         )
 
 
-def _named(text: str | None) -> list[str] | None:
-    """Return the names in a comma-separated text; None if there is none."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+def listed(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def refuse_existing(path: str, *, force: bool) -> None:
+    """Refuse to overwrite a file that is not asked to be."""
+    if Path(path).exists() and not force:
+        raise OutputError(f"{path}: already exists; choose another name with -o, or overwrite it with --force")
 
 
 def refuse_same(source: str, output: str | None) -> None:
