@@ -104,17 +104,28 @@ def test_an_address_for_others_without_any_key_is_refused_with_the_command_that_
         house(House, gateway={"public_url": "https://gate.example"})
 
 
-@pytest.mark.parametrize(("peer", "host"), [("192.0.2.7", "127.0.0.1"), ("127.0.0.1", "gate.example")])
-def test_without_a_key_only_this_machine_under_its_own_name_is_served(house, peer, host):
+@pytest.mark.parametrize(
+    ("peer", "host", "passed_on"),
+    [
+        ("192.0.2.7", "127.0.0.1", []),
+        ("127.0.0.1", "gate.example", []),
+        ("127.0.0.1", "127.0.0.1", [(b"x-forwarded-for", b"192.0.2.7")]),
+        ("127.0.0.1", "127.0.0.1", [(b"via", b"1.1 gate.example")]),
+    ],
+)
+def test_without_a_key_only_this_machine_under_its_own_name_is_served(house, peer, host, passed_on):
     gate = house(House)
+
+    sent = []
 
     async def status(path):
         scope = {
-            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "headers":
-            [(b"host", host.encode())], "client": (peer, 1), "server": ("127.0.0.1", 1), "scheme": "http", "root_path": "",
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": [(b"host", host.encode()), *passed_on], "client": (peer, 1),
+            "server": ("127.0.0.1", 1), "scheme": "http", "root_path": "",
             "http_version": "1.1",
         }  # fmt: skip
-        sent = []
+        sent.clear()
 
         async def send(message):
             sent.append(message)
@@ -126,6 +137,8 @@ def test_without_a_key_only_this_machine_under_its_own_name_is_served(house, pee
         return sent[0]["status"]
 
     assert [gate.run(status(path)) for path in ("/v1/models", "/console")] == [403, 403]
+    assert gate.run(status("/")) == 200
+    assert b"support" not in sent[1]["body"]
 
 
 def test_signing_in_again_makes_a_new_cookie_and_ends_the_old_one(filled):

@@ -362,8 +362,9 @@ def test_a_trusted_proxy_speaks_for_others_and_anyone_else_does_not(house):
     gateway = house(
         primary=hanging, gateway={**PATIENT, "connections_per_address": 2, "trusted_proxies": ["127.0.0.3/32"]}
     )
-    for_one = b"X-Forwarded-For: 10.0.0.9, 198.51.100.7:4711\r\n"
-    for_other = b"X-Forwarded-For: 198.51.100.8, 127.0.0.3\r\n"
+    key = f"Authorization: {gateway.keyed()['Authorization']}\r\n".encode()
+    for_one = key + b"X-Forwarded-For: 10.0.0.9, 198.51.100.7:4711\r\n"
+    for_other = key + b"X-Forwarded-For: 198.51.100.8, 127.0.0.3\r\n"
     peers = [connect(gateway, "127.0.0.3") for _ in range(6)]
     try:
         for peer in peers[:2]:
@@ -382,7 +383,7 @@ def test_a_trusted_proxy_speaks_for_others_and_anyone_else_does_not(house):
             peer.close()
     strangers = [connect(gateway, "127.0.0.4") for _ in range(2)]
     for number, peer in enumerate(strangers):
-        peer.sendall(request(DECISION, headers=f"X-Forwarded-For: 192.0.2.{number}\r\n".encode()))
+        peer.sendall(request(DECISION, headers=key + f"X-Forwarded-For: 192.0.2.{number}\r\n".encode()))
     with connect(gateway, "127.0.0.4") as third:
         assert status_of(third) == 429
     for peer in strangers:

@@ -1,5 +1,6 @@
 """The ledger, states and alarms of a real gateway over scripted models."""
 
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -101,6 +102,20 @@ def test_an_audit_that_a_trigger_rewrites_tells_no_loss(house, caplog):
     [row] = ledger(gateway)
     assert row.loss is None
     assert "it is not what was written" in verify_output(gateway)
+
+
+def test_a_certificate_that_is_replaced_for_a_moment_makes_no_loss_smaller(house):
+    gateway = house(policy=AUDITED)
+    gateway.calibration = {"loss_bound": 100}
+    other = json.dumps(gateway.certificate().to_dict()).replace("'", "''")
+    with_sql(gateway, "create table kept as select * from policies")
+    with_sql(gateway, f"update policies set certificate = '{other}'")
+    gateway.decide()
+    until(lambda: [one for one in gateway.records() if one.audit])
+    until(lambda: gateway.with_store(lambda store: store.run(stored_ledger.news, ["support"])) == [])
+    with_sql(gateway, "update policies set certificate = (select certificate from kept)")
+    with_sql(gateway, "drop table kept")
+    assert ledger(gateway)[0].loss is None
 
 
 def test_a_forged_audit_tells_no_loss_and_enters_no_calibration_row(house, caplog):

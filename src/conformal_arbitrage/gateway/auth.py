@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 
 from conformal_arbitrage.errors import ConfigError, RequestError, StoreError
 from conformal_arbitrage.gateway.audience import Caller
@@ -119,12 +120,12 @@ class Authenticator:
         if change_count > self._change_count:
             self._change_count, self._known = change_count, {}
 
-    async def caller(self, authorization: bytes, host: bytes, scope: Scope, peer: str | None) -> Caller:
+    async def caller(self, headers: Mapping[bytes, bytes], scope: Scope, peer: str | None) -> Caller:
         """Identify the caller and check that their key allows what they ask for.
 
         Args:
-            host: the header of that name; checked while no key exists, so that a web page cannot call through the
-                browser of this machine.
+            headers: Host, among others, is checked while no key exists, so that a web page cannot call through the browser
+                of this machine.
             scope: what the route needs.
             peer: the address of who connected; checked while no key exists. None for a caller in this process.
 
@@ -132,9 +133,9 @@ class Authenticator:
             RequestError: 401 without a valid key, 403 if its scope is too narrow or the host is wrong.
         """
         if self._needs_no_key:
-            check_own_machine(host.decode("latin-1"), peer)
+            check_own_machine(headers, peer)
             return _NO_KEYS_YET
-        kind, _, key = authorization.decode("latin-1").partition(" ")
+        kind, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         info = await self._find(digest(key.strip())) if kind.lower() == "bearer" and key else None
         if info is not None and info.expires is not None and info.expires <= time.time():
             raise RequestError("this API key has expired; ask for a new one", status=401, code="expired_api_key")
@@ -157,13 +158,22 @@ class Authenticator:
         return info
 
 
-def check_own_machine(host: str, peer: str | None) -> None:
-    """Refuse whoever has no key and is not on this machine, by their address and by the Host header that they send."""
+_PASSED_ON = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"})
+"""Headers of requests that a proxy passes on, for whoever reaches it."""
+
+
+def check_own_machine(headers: Mapping[bytes, bytes], peer: str | None) -> None:
+    """Refuse whoever has no key and is not on this machine, by their address, their Host header and a proxy's headers."""
     if peer is not None and not is_loopback(peer):
         raise RequestError(
             f"without API keys only callers on this machine are served, not {peer:.80}", status=403, code="wrong_host"
         )
-    check_own_host(host)
+    if not _PASSED_ON.isdisjoint(headers):
+        raise RequestError(
+            "without API keys nobody is served through a proxy; make the first key: arbitrage keys create --scope admin",
+            status=403, code="wrong_host",
+        )  # fmt: skip
+    check_own_host(headers.get(b"host", b"").decode("latin-1"))
 
 
 def check_own_host(header: str) -> None:

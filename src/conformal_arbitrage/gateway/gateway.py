@@ -371,7 +371,7 @@ class Gateway:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _home(self, request: Request) -> Response:
-        """Answer GET /: what this is, and where to go from here; the policies are named as long as no API key exists."""
+        """Answer GET /: what this is, and where to go from here; the policies are named where no API key is needed."""
         about: dict[str, object] = {
             "name": "conformal-arbitrage",
             "version": package_version(),
@@ -383,7 +383,7 @@ class Gateway:
                 "console": "/console",
             },
         }
-        if not await self.store.run(keys.exist):
+        if await self._operator(request) is not None and self.authenticator.needs_no_key:
             about["policies"] = [policy.name for policy in self.policies.all()]
         return json_response(about)
 
@@ -408,12 +408,10 @@ class Gateway:
 
     async def _operator(self, request: Request) -> Caller | None:
         """Return who asks with a key of scope operate; None for anybody else, who learns only whether it is ready."""
-        headers = request.headers
-        credentials = (headers.get("authorization", "").encode("latin-1"), headers.get("host", "").encode("latin-1"))
         with suppress(RequestError):
             await self.refresher.refresh()
             peer = None if request.client is None else request.client.host
-            return await self.authenticator.caller(*credentials, "operate", peer)
+            return await self.authenticator.caller(dict(reversed(request.headers.raw)), "operate", peer)
         return None
 
     async def _check_store(self) -> None:

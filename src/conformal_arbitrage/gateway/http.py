@@ -148,8 +148,7 @@ class RouteEndpoint:
         try:
             await self._refresher.refresh()
             headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first duplicate wins
-            credentials = headers.get(b"authorization", b""), headers.get(b"host", b"")
-            caller = await self._authenticator.caller(*credentials, self._scope, (scope.get("client") or (None,))[0])
+            caller = await self._authenticator.caller(headers, self._scope, (scope.get("client") or (None,))[0])
             has_body = scope["method"] in ("POST", "PUT")
             content = await self._body(headers, receive) if has_body else b""
             key = headers.get(b"idempotency-key")

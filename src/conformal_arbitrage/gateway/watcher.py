@@ -228,7 +228,8 @@ class Watcher:
         name, version = news.key.policy, news.key.version
         if (name, version) not in self._facts:
             for installed in await self._store.run(stored_policies.history, name):
-                self._facts[name, installed.version] = LossFacts.read(installed.certificate)
+                if installed.intact:
+                    self._facts[name, installed.version] = LossFacts.read(installed.certificate)
         return self._facts.get((name, version))
 
     def standings(self) -> dict[str, dict[str, tuple[Standing, LedgerWatch]]]:

@@ -158,7 +158,7 @@ class SignIns:
     async def _known(self, request: Request) -> Visitor:
         if self._authenticator.needs_no_key:
             peer = None if request.client is None else request.client.host
-            check_own_machine(request.headers.get("host", ""), peer)
+            check_own_machine(dict(reversed(request.headers.raw)), peer)
             return Visitor(caller=Caller(ANONYMOUS, "admin"), csrf=self._token("no keys yet"), keyless=True)
         token = request.cookies.get(self.cookie_name(request), "")
         signed = await self._store.run(keys.find_sign_in, _digest(token)) if token else None
