@@ -32,7 +32,7 @@ CONTENTS = {
     "Where decisions are made": ("live", "gateway", "frameworks", "reviews", "console"),
     "In production": ("production", "operations", "growth", "security"),
     "Why it holds": ("theory", "bounds", "paper"),
-    "Measured": ("benchmarks", "benchmarks-gateway", "benchmarks-monitoring"),
+    "Measured": ("bench", "benchmarks", "benchmarks-gateway", "benchmarks-monitoring"),
     "Reference": ("reference", "api", "commands", "architecture", "changelog"),
 }  # fmt: skip
 CONFIGURATION = """\
