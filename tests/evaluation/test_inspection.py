@@ -182,4 +182,6 @@ def test_in_router_form_rows_without_a_confidence_count_as_the_primarys_answer()
 
 def test_the_next_step_of_a_log_in_memory_is_a_call(science):
     in_memory = replace(science, source=FROM_ARRAYS)
-    assert inspect(in_memory).next_steps[0].startswith("Next: recommend(log, A), with the alpha that you need")
+    assert (
+        inspect(in_memory).next_steps[0].startswith("Next: recommend(log, A, share=0.3), with the alpha that you need")
+    )

@@ -524,8 +524,13 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
     help="What is promised: regret gives no credit for answers that beat the Guardian's, net does.",
 )  # fmt: skip
 @click.option(
-    "--share", type=float, default=0.3, show_default=True,
-    help="Share of the rows to choose on; the certificate does not use them.",
+    "--score", type=click.Choice(["auto", "margin"]), default="auto", show_default=True,
+    help="Learn a score where columns of the log can tell more than the confidence (auto), or take the margin.",
+)  # fmt: skip
+@click.option(
+    "--share", type=float, metavar="S",
+    help="Share of the rows to choose on, which the certificate does not use.  [default: 0.3 for several pairs of models, "
+    "or a score under the net loss; else 0: all rows are certified]",
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split.")
 @click.option(
@@ -544,9 +549,7 @@ def choose_command(certificate: str, *, alpha: float, output: str | None, as_jso
 @options.binarize
 @options.loss_bound
 @options.missing_guardian
-@click.option(
-    "--text", is_flag=True, help="Also try a score learned from the texts of the queries; needs the extra `text`."
-)
+@click.option("--text", is_flag=True, help="Also learn from the texts of the queries; needs the extra `text`.")
 @options.cost_options
 @click.option("--from", "plan_file", metavar="FILE", help="Repeat the recommendation of this route plan, and compare.")
 @click.option("--config", metavar="FILE", help="Source of alpha if not given.  [default: arbitrage.toml]")
@@ -572,10 +575,14 @@ def recommend_command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Choose how to route on a part of a log, and certify the choice on the rest.
+    """Choose how to route, and certify the choice on rows that it was not made on.
+
+    The score of each query is chosen by the proof, on all rows. A pair of models, or alpha itself, has to be chosen on
+    others: name their share if you chose alpha on what `inspect` shows of budgets.
 
     \b
     arbitrage recommend log.parquet --alpha 0.05 -o route.toml
+    arbitrage recommend log.parquet --alpha 0.05 --share 0.3      alpha was chosen after `inspect`
     arbitrage recommend --from route.toml                         the same again
     """
     plan, folder = _plan(log, plan_file, config, output, settings)
@@ -591,7 +598,8 @@ def recommend_command(
     looks = options.describe_looks(recommendation.certified.lineage(), fixed_before=fixed_before, terms=terms)
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate.sign(secret)
-    options.remember_look(recommendation.tuning.lineage(), "recommend")
+    if recommendation.tuning is not None:
+        options.remember_look(recommendation.tuning.lineage(), "recommend")
     options.remember_look(recommendation.certified.lineage(), "recommend", terms=terms)
     for problem in repeats(recommendation.certified).problems():
         warn(problem)
@@ -659,7 +667,8 @@ def _show(
         return
     print_facts(recommendation.facts())
     click.echo(wrapped(recommendation.comparison.verdict))
-    print_table(*recommendation.table(), title="\nThe options, on the rows to choose on")
+    if len(recommendation.options) > 1:
+        print_table(*recommendation.table(), title="\nThe options, on the rows to choose on")
     lines = [recommendation.why_this_loss(), recommendation.more_rows(), *_left_out(recommendation)]
     for line in lines:
         click.echo(wrapped(line))
@@ -668,7 +677,8 @@ def _show(
         files = _written(recommendation, output, certificate)
         click.echo(wrapped(f"\nWritten: {files}, with the whole guarantee and its conditions."))
         verify_it = shlex.join(["arbitrage", "verify", certificate, plan.source(folder)])
-        click.echo(wrapped(f"`{verify_it}` finds the certified rows by the recorded split."))
+        found = "recomputes it" if recommendation.tuning is None else "finds the certified rows by the recorded split"
+        click.echo(wrapped(f"`{verify_it}` {found}."))
     if certified is not None:
         click.echo(
             f"Written: {certified}, the {n_rows(len(recommendation.certified), 'that is', 'that are')} certified."

@@ -28,7 +28,7 @@ COMMANDS = {
         "inspect": ("logs:inspect_command", "Show a log, and whether its pair is worth routing."),
     },
     "Certify": {
-        "recommend": ("certificates:recommend_command", "Choose how to route on a part of a log, certify on the rest."),
+        "recommend": ("certificates:recommend_command", "Choose how to route, and certify it."),
         "calibrate": ("certificates:calibrate_command", "Find the threshold that keeps a risk budget, and certify it."),
         "verify": ("certificates:verify_command", "Recompute a certificate from its log, to the bit."),
         "apply": ("certificates:apply_command", "Decide every row of a log with a certificate."),
@@ -163,7 +163,7 @@ def cli() -> None:
     arbitrage demo                            take a tour on bundled real data
     arbitrage quickstart scores.csv           start from what you have
     arbitrage inspect LOG                     see whether a pair is worth routing
-    arbitrage recommend LOG --alpha 5%        choose on some rows, certify others
+    arbitrage recommend LOG --alpha 5%        choose how to route, and certify it
     arbitrage verify certificate.json LOG     recompute a certificate, to the bit
     arbitrage init                            write a configuration
     arbitrage collect questions.csv -o LOG    ask both models, and write a log

@@ -452,13 +452,13 @@ def _next_steps(log: ScoreLog) -> tuple[str, ...]:
     columns = "" if log.columns == ("primary", "guardian") else options
     in_memory = log.source in (FROM_ARRAYS, FROM_ROUTER, "frame")
     call = (
-        "recommend(log, A)"
+        f"recommend(log, A, share={TUNING_SHARE:g})"
         if in_memory
-        else f"arbitrage recommend {quote(log.source)}{columns} --alpha A -o route.toml"
+        else f"arbitrage recommend {quote(log.source)}{columns} --alpha A --share {TUNING_SHARE:g} -o route.toml"
     )
     return (
-        f"Next: {call}, with the alpha that you need, not the one that looks best here; it chooses options on one part of "
-        "the rows and certifies on the rest.",
+        f"Next: {call}, with the alpha that you need, not the one that looks best here; it certifies rows that the budgets "
+        "above do not show. If alpha is fixed already, leave the share out, and all rows are certified.",
     )
 
 

@@ -1,4 +1,4 @@
-"""recommend: split a log, choose a pair, a score and a boundary on one part, certify on the other."""
+"""recommend: choose on a part of a log what its proof does not choose on all rows, and certify on the rest."""
 
 import json
 import os
@@ -22,7 +22,8 @@ from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed, 
 from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.calibration.secret import project_key
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
-from conformal_arbitrage.core.exact import n_rows, row_argmax
+from conformal_arbitrage.core.exact import Bools, n_rows, row_argmax
+from conformal_arbitrage.core.ridge import LARGEST_FIXED_MENU
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
 from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
 from conformal_arbitrage.evaluation.frontier import evaluate
@@ -34,7 +35,7 @@ from conformal_arbitrage.evaluation.inspection import (
     primary_alone,
     right_gains,
 )
-from conformal_arbitrage.scorelog.fitness import refuse_floor, refuse_unfit
+from conformal_arbitrage.scorelog.fitness import column_texts, refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, ScoreLog, costs_of
 from conformal_arbitrage.scorelog.parts import ScoreParts, first_rows, scheme_of
 from conformal_arbitrage.scorelog.tables import Table, write_text
@@ -56,13 +57,13 @@ class RouteOption:
         loss: what is promised: "regret", or "net" with gains counted.
         score: what queries are ordered by: their "margin", or "auto", a score learned from the rows of the certificate or
             the margin, whichever keeps more of them.
+        features: what such a score is learned from.
         boundary: "include" or "random".
         deferred: expected share of queries sent to the Guardian with as many rows as the certificate has.
-        spread: standard deviation of that share over random halves of the tuning rows.
+        spread: standard deviation of that share over random halves of the rows it was tried on.
         deferred_with: the share with 2 and 4 times as many rows and, under "any", with any number of them.
         cost_per_1000: expected dollars per 1000 queries; None if costs are unknown.
         eligible: whether it could be chosen: it promises the loss that was asked for.
-        text: whether the score is learned from the texts of the queries as well.
     """
 
     primary: str
@@ -75,7 +76,7 @@ class RouteOption:
     deferred_with: dict[str, float]
     cost_per_1000: float | None
     eligible: bool
-    text: bool = False
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,26 +107,28 @@ class Recommendation:
     Attributes:
         source: the log.
         alpha: the risk budget.
-        tuning: the rows that the choice was made on.
+        tuning: the rows that the choice was made on; None if the proof makes it on all rows.
         certified: the other rows, which the certificate was made from.
         share: of the rows that were used for tuning.
         seed: of the split.
         chosen: the option that the certificate is for.
         options: all options, the cheapest first.
         left_out: options that do not apply, with the reason.
-        deferred: share of the tuning rows that the certificate sends to the Guardian.
+        deferred: share of the tuning rows that the certificate sends to the Guardian. Without tuning rows, each tenth of
+            the rows is decided by a certificate of the others, of the same rule and allowing as much loss per row.
         deferred_interval: a 95 % confidence interval for its share of new queries, if rows are independent draws. The
-            certificate has not seen these rows; that an option was chosen on them is allowed for.
-        cost_per_1000: dollars per 1000 queries on the tuning rows; None if costs are unknown.
+            certificate has not seen the tuning rows; that an option was chosen on them is allowed for. Without them it
+            is approximate.
+        cost_per_1000: dollars per 1000 queries on the same rows; None if costs are unknown.
         cost_error: its standard error.
         guardian_cost_per_1000: dollars per 1000 queries of the Guardian alone.
-        comparison: with the models alone and with random routing, on the tuning rows.
+        comparison: with the models alone and with random routing, on the same rows.
         certificate: the certificate.
     """
 
     source: str
     alpha: float
-    tuning: ScoreLog
+    tuning: ScoreLog | None
     certified: ScoreLog
     share: float
     seed: int
@@ -146,7 +149,7 @@ class Recommendation:
         figures = {name: getattr(self, name) for name in self.__slots__ if name not in objects}
         return figures | {
             "comparison": asdict(self.comparison),
-            "tuning_rows": len(self.tuning),
+            "tuning_rows": 0 if self.tuning is None else len(self.tuning),
             "certified_rows": len(self.certified),
             "chosen": asdict(self.chosen),
             "options": [asdict(option) for option in self.options],
@@ -162,21 +165,30 @@ class Recommendation:
             ("loss", f"{chosen.loss}, at most {self.alpha:g} on average"),
             ("score", _describe_score(chosen, self.certificate)),
             ("boundary", chosen.boundary),
-            (
-                "rows",
-                f"{len(self.tuning)} to choose on, drawn at random (share {self.share:g}, seed {self.seed}); the other "
-                f"{len(self.certified)} are certified",
-            ),
+            ("rows", self._rows()),
             (
                 "asks the Guardian",
                 f"about {100 * self.deferred:.1f} % of the queries (95 % interval {100 * low:.1f} to {100 * high:.1f} %), "
-                f"measured on the {len(self.tuning)} rows to choose on, which the certificate has not seen",
+                f"measured on {self._measured_on()}",
             ),
         ]
         if self.cost_per_1000 is not None and self.guardian_cost_per_1000 is not None:
             cost = f"${self.cost_per_1000:.4g} per 1000 queries (standard error {self.cost_error or 0.0:.2g})"
             facts.append(("costs", f"{cost}; the Guardian alone ${self.guardian_cost_per_1000:.4g}"))
         return facts
+
+    def _rows(self) -> str:
+        if self.tuning is None:
+            return f"all {len(self.certified)} are certified: what there is to choose, its proof chooses on all of them"
+        return (
+            f"{len(self.tuning)} to choose on, drawn at random (share {self.share:g}, seed {self.seed}); the other "
+            f"{len(self.certified)} are certified"
+        )
+
+    def _measured_on(self) -> str:
+        if self.tuning is None:
+            return f"each tenth of the {len(self.certified)} rows by a certificate of the others"
+        return f"the {len(self.tuning)} rows to choose on, which the certificate has not seen"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return header and rows of all options, with the Guardian calls that each would take beyond the chosen one."""
@@ -242,7 +254,7 @@ class Recommendation:
 def _cells(option: RouteOption, chosen: RouteOption) -> list[str]:
     more = round(100 * (option.deferred - chosen.deferred), 1)
     calls = "chosen" if option is chosen else f"{more:+.1f} points" if more else "as many"
-    score = f"{option.score}, texts" if option.text else option.score
+    score = f"{option.score}, texts" if _reads_texts(option.features) else option.score
     pair = f"{'> ' if option is chosen else '  '}{option.primary} -> {option.guardian}"
     return [pair, option.loss, score, option.boundary, calls]
 
@@ -271,7 +283,13 @@ CONFIDENCE = 0.95
 _TIMES: tuple[int | None, ...] = (1, 2, 4, None)
 """Multiples of the certificate's rows at which the share is estimated; None for any number of rows."""
 _LEARNED_HANDICAP = 1.02
-"""A learned score is taken if it costs less than the margin by this factor, and one from texts if by its square."""
+"""For the net loss a learned score is taken if it costs less than the margin by this factor: it brings a file along."""
+_DECIMALS = 9
+"""Of a budget that stands for alpha with fewer rows."""
+FOLDS = 10
+"""Parts of the rows, each decided by a certificate of the others."""
+_MOST_TRIED = 4000
+"""Rows whose halves options are tried on, at most."""
 
 
 def recommend(
@@ -279,7 +297,8 @@ def recommend(
     alpha: Number,
     *,
     loss: PromisedLoss = "regret",
-    share: float = TUNING_SHARE,
+    score: Literal["auto", "margin"] = "auto",
+    share: float | None = None,
     seed: int = 0,
     trials: int = 20,
     key: bytes | None = None,
@@ -289,25 +308,23 @@ def recommend(
     costs: CostOptions | None = None,
     **keywords: Unpack[CostKeywords],
 ) -> Recommendation:
-    """Choose how to route on a random part of a log, and certify the choice on the rest.
+    """Choose how to route, and certify the choice on rows that it was not made on.
 
-    Among several logs, the same rows under other pairs of models, the Guardian is the model that is right most often, and
-    the Primary that with the lowest expected cost or, without costs, the one whose Guardian is asked least.
+    The score is chosen by the certificate's proof, on all rows; a pair of models, or whether a learned score pays under the
+    net loss, on a random part: the Guardian that is right most often, and the Primary that costs or asks it least.
 
     Args:
         logs: the recorded scores; or several logs of the same rows, one for each pair of models to choose from.
-        alpha: the risk budget.
+        alpha: the risk budget. If it was chosen on the rows of a share and a seed, name these.
         loss: what is promised, which is yours to say: "regret", or "net" with gains counted.
-        share: of the rows, to choose on; the certificate does not use them.
+        score: "auto" to learn a score where the log can tell more than a confidence, or "margin".
+        share: of the rows, to choose on; the certificate does not use them. By default 0.3, or 0 if nothing is chosen.
         seed: of the split.
-        trials: random halves of the tuning rows that each option is tried on.
+        trials: random halves of these rows that each option is tried on.
         key: the secret bytes behind the draws; by default those of the project's secret.
-        loss_bound: the largest possible loss; by default 1 if all Guardian scores lie in [0, 1].
-        missing_guardian: as in `calibrate`.
-        text: also try a score that is learned from the texts of the queries; needs the extra `text`.
-        costs: what the models cost; or pass the fields of `CostOptions` as keywords. Without either, the logs' cost
-            columns are used.
-        **keywords: the fields of `costs`, one by one.
+        loss_bound, missing_guardian: as in `calibrate`.
+        text: also learn from the texts of the queries; needs the extra `text`.
+        costs, **keywords: what the models cost, by default by the logs' columns, as an object or by its fields.
 
     Raises:
         InfeasibleError: the rows left to certify on are too few for alpha.
@@ -316,24 +333,94 @@ def recommend(
     pairs = [logs] if isinstance(logs, ScoreLog) else list(logs)
     prices = resolve_options(costs, CostOptions, keywords, name="costs")
     _check_pairs(pairs, loss, text=text)
+    common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian}
     if len(pairs) == 1 and loss == "regret":  # before the split, so that an error names a row of this log
-        LogSurvey(pairs[0], CalibrationOptions(loss_bound=loss_bound, missing_guardian=missing_guardian)).bound  # noqa: B018
-    parts = {log.columns: split(log, share=share, seed=seed) for log in pairs}
-    tuning = {columns: part[0] for columns, part in parts.items()}
+        LogSurvey(pairs[0], CalibrationOptions(**common)).bound  # noqa: B018
+    learns = score == "auto" and _can_learn(pairs[0], text=text)
+    share = _share(share, pairs, choices=learns and loss == "net")
+    parts = {log.columns: split(log, share=share, seed=seed) if share else (_tried_on(log, seed), log) for log in pairs}
     left_out: dict[str, str] = {}
-    candidates = _candidates(key or project_key(), loss_bound, missing_guardian, text=text)
-    trial = _trial(parts, alpha, loss_bound, trials=trials, seed=seed, prices=prices, loss=loss)
-    tried = trial.all_options(_of_the_best_guardian(tuning, left_out), candidates, left_out)
-    chosen, rule = _cheapest(tried, left_out)
-    measured, certified = parts[chosen.primary, chosen.guardian]
-    part = CertifiedPart(rows=len(pairs[0]), share=share, seed=seed)
-    certificate = calibrate(certified, alpha, options=rule).of_part(part)
+    common["key"] = key or project_key()
+    trial = _trial(parts, alpha, loss_bound, trials=trials, seed=seed, prices=prices, loss=loss, common=common)
+    tried = trial.all_options(parts, left_out, split=share > 0, learns=learns, text=text)
+    options = tuple(sorted((option for option, _ in tried), key=lambda option: option.deferred))
+    chosen, rule = _chosen(tried, left_out)
+    measured, certified = parts[pair_of(chosen)]
+    certificate, deferred = _certified(measured, certified, alpha, rule, share=share, seed=seed)
+    measured, compared = measured if share else certified, len(parts) * (1 + (learns and loss == "net"))
     return Recommendation(
-        source=certified.source, alpha=certificate.alpha, tuning=measured, certified=certified, share=share, seed=seed,
-        chosen=chosen, options=tuple(sorted((option for option, _ in tried), key=lambda option: option.deferred)),
-        left_out=left_out, certificate=certificate, comparison=_comparison(certificate, measured, prices),
-        **_use(certificate, measured, prices, compared=len(tuning) * sum(map(trial.allows, candidates))),
+        source=certified.source, alpha=certificate.alpha, tuning=measured if share else None, certified=certified,
+        share=share, seed=seed, chosen=chosen, options=options, left_out=left_out, certificate=certificate,
+        comparison=_comparison(deferred, measured, prices), **_use(deferred, measured, prices, compared=compared),
     )  # fmt: skip
+
+
+def _certified(
+    tuning: ScoreLog, certified: ScoreLog, alpha: Number, rule: CalibrationOptions, *, share: float, seed: int
+) -> tuple[Certificate, Bools]:
+    """Return the certificate, and which rows go to the Guardian: those to choose on or, without them, all rows."""
+    certificate = calibrate(certified, alpha, options=rule)
+    if not share:
+        return certificate, _left_out_decisions(certified, alpha, rule, seed)
+    part = CertifiedPart(rows=len(tuning) + len(certified), share=share, seed=seed)
+    return certificate.of_part(part), certificate.apply(tuning).deferred
+
+
+def _can_learn(log: ScoreLog, *, text: bool) -> bool:
+    """Tell from the columns of a log whether a score can see more than the confidence of a single answer.
+
+    What is settled from the rows has to be settled with the query among them; columns are fixed before there are rows.
+    """
+    known = log.group is not None or log.primary_usage.output_tokens is not None or _names_answers(log)
+    return text or known or not log.is_router
+
+
+def _names_answers(log: ScoreLog) -> bool:
+    return any(column_texts(log, name) is not None for name in ("answer", "primary_answer"))
+
+
+def _features(log: ScoreLog, *, text: bool) -> Features:
+    """Return what a score is learned from: all that the log has.
+
+    The menu is declared if all rows have as many actions. Where the certified rows themselves say so, this is proved for
+    losses of 0 or more: if a query alone differs it is deferred, and it alone has a rule with a menu.
+    """
+    sizes: list[int] = np.unique(log.sizes).tolist()
+    menu = sizes[0] if len(sizes) == 1 and 2 <= sizes[0] <= LARGEST_FIXED_MENU and not log.is_router else None
+    return Features(menu_size=menu, text=text, answers=_names_answers(log))
+
+
+def _share(share: float | None, pairs: Sequence[ScoreLog], *, choices: bool) -> float:
+    """Return the share of the rows to choose on: none if there is nothing that has to be chosen on other rows."""
+    choices = choices or len(pairs) > 1
+    if share is None:
+        return TUNING_SHARE if choices else 0.0
+    if share == 0 and choices:
+        raise OptionError(
+            "a share of 0 leaves no rows to choose on, and there is a pair of models, or a score for the net loss, to "
+            "choose: leave share (--share) out, or name one pair and score='margin' (--score margin)"
+        )
+    return share
+
+
+def _tried_on(log: ScoreLog, seed: int) -> ScoreLog:
+    """Return the rows whose halves options are tried on if all are certified: a random part of many."""
+    return log if len(log) <= _MOST_TRIED else split(log, share=_MOST_TRIED / len(log), seed=seed)[0]
+
+
+def _left_out_decisions(log: ScoreLog, alpha: Number, rule: CalibrationOptions, seed: int) -> Bools:
+    """Return which rows go to the Guardian if each part of them is decided by a certificate of the others.
+
+    n rows at alpha allow a loss of (alpha (n + 1) - B) / n per row, and m rows allow the same at another alpha.
+    """
+    n, fold = len(log), np.random.default_rng(seed).permutation(len(log)) % FOLDS
+    bound = as_fraction(1 if rule.loss_bound is None else rule.loss_bound, name="loss_bound")
+    per_row, deferred = (as_fraction(alpha, name="alpha") * (n + 1) - bound) / n, np.ones(n, np.bool_)
+    for k in range(FOLDS):
+        others, rows = np.flatnonzero(fold != k), np.flatnonzero(fold == k)
+        same = round((len(others) * per_row + bound) / (len(others) + 1), _DECIMALS)
+        deferred[rows] = calibrate(log.select(others), same, options=rule).apply(log.select(rows)).deferred
+    return deferred
 
 
 def _check_pairs(pairs: Sequence[ScoreLog], loss: PromisedLoss, *, text: bool) -> None:
@@ -352,15 +439,11 @@ def _check_pairs(pairs: Sequence[ScoreLog], loss: PromisedLoss, *, text: bool) -
         if len(log) != len(pairs[0]) or ids != first:
             raise OptionError(f"{log.source}: the logs of several pairs must hold the same rows in the same order")
     if text:
-        _check_texts(pairs, loss)
+        _check_texts(pairs)
 
 
-def _check_texts(pairs: Sequence[ScoreLog], loss: PromisedLoss) -> None:
-    """Refuse to learn from texts where there are none, or nothing is learned."""
-    if loss == "net":
-        raise OptionError(
-            "text=True (--text) needs the loss 'regret': for the net loss only the margin is compared; leave it out"
-        )
+def _check_texts(pairs: Sequence[ScoreLog]) -> None:
+    """Refuse to learn from texts where there are none."""
     for log in pairs:
         if log.context is None:
             raise OptionError(
@@ -411,16 +494,6 @@ def _budgets(alpha: Fraction, bound: Fraction, m: int, n: int) -> dict[str, _Bet
     return budgets
 
 
-def _candidates(
-    key: bytes, loss_bound: Number | None, missing_guardian: MissingGuardian | None, *, text: bool
-) -> list[CalibrationOptions]:
-    """Return every combination that can be tried and has a proof, the simplest first."""
-    common: dict[str, Any] = {"loss_bound": loss_bound, "missing_guardian": missing_guardian, "key": key}
-    rules: list[Mapping[str, Any]] = [{}, {"score": "auto"}, {"loss": "net"}]
-    rules += [{"score": "auto", "features": Features(text=True)}] if text else []
-    return [CalibrationOptions(**common, **rule) for rule in rules]
-
-
 def _of_the_best_guardian(
     tuning: Mapping[tuple[str, str], ScoreLog], left_out: dict[str, str]
 ) -> dict[tuple[str, str], ScoreLog]:
@@ -454,55 +527,62 @@ class _TrialKeywords(TypedDict):
     seed: int
     prices: CostOptions
     loss: PromisedLoss
+    common: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """How options are tried on the tuning rows."""
+    """How options are tried on the tuning rows; `common` is what all of them share."""
 
     budgets: Mapping[str, _Between]
     trials: int
     seed: int
     prices: CostOptions
     loss: PromisedLoss
-
-    def allows(self, rule: CalibrationOptions) -> bool:
-        """Tell whether a rule promises the loss that was asked for."""
-        return rule.net == (self.loss == "net")
+    common: Mapping[str, Any]
 
     def all_options(
         self,
-        logs: Mapping[tuple[str, str], ScoreLog],
-        candidates: Sequence[CalibrationOptions],
+        parts: Mapping[tuple[str, str], tuple[ScoreLog, ScoreLog]],
         left_out: dict[str, str],
+        *,
+        split: bool,
+        learns: bool,
+        text: bool,
     ) -> list[tuple[RouteOption, CalibrationOptions]]:
-        """Try every pair by its margin, then a learned score for the pair that does best."""
-        by_margin = [rule for rule in candidates if not rule.learned]
-        tried = [option for log in logs.values() for option in self.options(log, by_margin, left_out)]
-        learned = [rule for rule in candidates if rule.learned and self.allows(rule)]
-        if not learned:
-            return tried
-        best = _cheapest(tried, left_out)[0]
-        return tried + self.options(logs[pair_of(best)], learned, left_out)
+        """Try every pair by its margin, and the rule with a learned score for the pair that does best.
+
+        Without a split there is one pair, and one rule: the margin is tried only if no score can be learned.
+        """
+        tried: list[tuple[RouteOption, CalibrationOptions]] = []
+        logs = _of_the_best_guardian({columns: part[0] for columns, part in parts.items()}, left_out)
+        if split:
+            for log in logs.values():
+                tried += self.options(log, self.rule(), left_out) + self.options(log, self.rule(other=True), left_out)
+        best = logs[pair_of(_cheapest(tried, left_out)[0])] if split else next(iter(logs.values()))
+        if learns:
+            rule = replace(self.rule(), score="auto", features=_features(best, text=text))
+            tried += self.options(best, rule, left_out)
+        return tried or self.options(best, self.rule(), left_out)
+
+    def rule(self, *, other: bool = False) -> CalibrationOptions:
+        """Return the rule by the margin that promises the loss that was asked for, or the other one."""
+        return CalibrationOptions(**self.common, loss="net" if (self.loss == "net") != other else None)
 
     def options(
-        self,
-        log: ScoreLog,
-        candidates: Sequence[CalibrationOptions],
-        left_out: dict[str, str],
+        self, log: ScoreLog, rule: CalibrationOptions, left_out: dict[str, str]
     ) -> list[tuple[RouteOption, CalibrationOptions]]:
-        """Try every candidate on the tuning rows of one pair; note why some do not apply."""
-        options: list[tuple[RouteOption, CalibrationOptions]] = []
-        for rule in candidates:
-            loss: PromisedLoss = "net" if rule.net else "regret"
-            try:
-                options.append((self._tried(log, loss, rule), rule))
-            except OptionError as error:
-                score = f"{rule.score} with texts" if _reads_texts(rule) else rule.score
-                reason = str(error).removeprefix(f"{log.source}: ")
-                name = f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}"
-                left_out[name] = f"on halves of the {len(log)} rows to choose on, {reason}"
-        return options
+        """Try a rule on the tuning rows of one pair; note why it does not apply."""
+        loss: PromisedLoss = "net" if rule.net else "regret"
+        try:
+            return [(self._tried(log, loss, rule), rule)]
+        except OptionError as error:
+            score = f"{rule.score} with texts" if _reads_texts(rule.features) else rule.score
+            reason = str(error).removeprefix(f"{log.source}: ")
+            left_out[f"{log.columns[0]} -> {log.columns[1]}, {loss}, {score}"] = (
+                f"on halves of the {len(log)} rows that options are tried on, {reason}"
+            )
+            return []
 
     def _tried(self, log: ScoreLog, loss: PromisedLoss, rule: CalibrationOptions) -> RouteOption:
         alphas = sorted({end for between in self.budgets.values() for end in (between.low, between.high)})
@@ -525,8 +605,8 @@ class _Trial:
             spread=points[here.low].summary("deferred").get("std") or 0.0,
             deferred_with=shares,
             cost_per_1000=here.mean(cost),
-            eligible=self.allows(rule),
-            text=_reads_texts(rule),
+            eligible=loss == self.loss,
+            features=rule.features,
         )
 
 
@@ -548,8 +628,7 @@ def _cheapest(
 ) -> tuple[RouteOption, CalibrationOptions]:
     """Return the option with the lowest cost or, if some have none, the lowest share; the first among equals.
 
-    A learned score brings a file and perhaps features of the request along, so it has to save something; texts bring a
-    package along as well.
+    A learned score brings a file and perhaps features of the request along, so it has to save something.
     """
     eligible = [pair for pair in tried if pair[0].eligible]
     if not eligible:
@@ -559,21 +638,28 @@ def _cheapest(
     figures = [option.deferred for option, _ in eligible]
     if all(cost is not None for cost in costs):
         figures = [cost or 0.0 for cost in costs]
-    handicaps = [_LEARNED_HANDICAP ** (rule.learned + _reads_texts(rule)) for _, rule in eligible]
+    handicaps = [_LEARNED_HANDICAP if rule.learned else 1.0 for _, rule in eligible]
     return eligible[int(np.argmin(np.multiply(figures, handicaps)))]
 
 
-def _reads_texts(rule: CalibrationOptions) -> bool:
-    return rule.features is not None and rule.features.text
+def _chosen(
+    tried: Sequence[tuple[RouteOption, CalibrationOptions]], left_out: Mapping[str, str]
+) -> tuple[RouteOption, CalibrationOptions]:
+    """Return the option to certify: under the regret a learned score that can be learned, whose proof tries the margin."""
+    learned = [(option, rule) for option, rule in tried if rule.learned and not rule.net]
+    return learned[0] if learned else _cheapest(tried, left_out)
 
 
-def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compared: int) -> dict[str, Any]:
-    """Return how often the certificate asks the Guardian on rows that it has not seen, and what that costs.
+def _reads_texts(features: Features | None) -> bool:
+    return features is not None and features.text
+
+
+def _use(deferred: Bools, log: ScoreLog, prices: CostOptions, *, compared: int) -> dict[str, Any]:
+    """Return how often the Guardian is asked about rows that the certificate has not seen, and what that costs.
 
     Each of the compared options would have had a certificate of its own from rows other than these; intervals at level
     0.05 / compared hold for all of those together, and so for the one that was chosen.
     """
-    deferred = certificate.apply(log).deferred
     interval = binomial_interval(int(deferred.sum()), len(log), 1 - (1 - CONFIDENCE) / compared)
     use: dict[str, Any] = {"deferred": float(deferred.mean()), "deferred_interval": interval}
     money = costs_of(log, prices)
@@ -588,11 +674,10 @@ def _use(certificate: Certificate, log: ScoreLog, prices: CostOptions, *, compar
     }
 
 
-def _comparison(certificate: Certificate, log: ScoreLog, prices: CostOptions) -> RouteComparison:
-    """Compare a certificate's decisions with the models alone and with random routing, on rows that it has not seen."""
-    rows = log.select(~log.unknown_loss)
+def _comparison(deferred: Bools, log: ScoreLog, prices: CostOptions) -> RouteComparison:
+    """Compare decisions with the models alone and with random routing, on rows that the certificate has not seen."""
+    rows, deferred = log.select(~log.unknown_loss), deferred[~log.unknown_loss]
     top, _, regret = primary_alone(rows)
-    deferred = certificate.apply(rows).deferred
     gains = right_gains(rows, top)
     known, values = gains is not None, regret if gains is None else gains
     n, calls, money = len(rows), int(deferred.sum()), costs_of(rows, prices)
@@ -652,6 +737,8 @@ class PlanResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guardian: str
     loss: PromisedLoss
     score: ScoreKind = "margin"
+    menu_size: int | None = None
+    answers: bool = False
     text: bool = False
     boundary: str
     relaxation: float | None = None
@@ -671,7 +758,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         primary_columns: the Primaries to choose from; if empty, the column `primary` or, without one, every column of
             scores.
         guardian_columns: the same for the Guardian.
-        text: also try a score that is learned from texts.
+        share: of the rows, to choose on; None until it is settled.
+        text: also learn from texts.
         sample: of a log in parts, how many rows to draw and look at; None for one file, which is read whole.
         result: what came of it.
     """
@@ -679,7 +767,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: str
     alpha: str
     loss: PromisedLoss = "regret"
-    share: float = TUNING_SHARE
+    score: Literal["auto", "margin"] = "auto"
+    share: float | None = None
     seed: int = 0
     trials: int = 20
     primary_columns: tuple[str, ...] = ()
@@ -739,7 +828,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             logs,
             self.alpha,
             loss=self.loss,
-            share=self.share,
+            score=self.score,
+            share=TUNING_SHARE if self.share is None and self.sample is not None else self.share,
             seed=self.seed,
             trials=self.trials,
             key=key,
@@ -762,21 +852,24 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def with_result(self, recommendation: Recommendation) -> "RoutePlan":
         """Return the plan with what came of it."""
         chosen, certificate = recommendation.chosen, recommendation.certificate
+        features = chosen.features or Features()
         result = PlanResult(
             primary=chosen.primary,
             guardian=chosen.guardian,
             loss=chosen.loss,
             score=chosen.score,
-            text=chosen.text,
+            menu_size=features.menu_size,
+            answers=features.answers,
+            text=features.text,
             boundary=chosen.boundary,
             relaxation=certificate.relaxation,
             boundary_u=certificate.boundary_u,
             score_sha256=None if certificate.learned is None else certificate.learned.sha256,
-            tuning_rows=len(recommendation.tuning),
+            tuning_rows=0 if recommendation.tuning is None else len(recommendation.tuning),
             certified_rows=len(recommendation.certified),
             certified_sha256=certificate.evidence.log_sha256,
         )
-        return structs.replace(self, result=result)
+        return structs.replace(self, share=recommendation.share, result=result)
 
     def differences(self, repeated: "RoutePlan") -> list[str]:
         """Return in which fields a repetition came to another result; nothing if the plan has none."""
@@ -793,7 +886,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         log = log if scheme_of(log) is not None else os.path.relpath(log)
         columns = ["--primary-column", result.primary, "--guardian-column", result.guardian]
         rule = ["--boundary", result.boundary, "--loss", result.loss, "--score", result.score]
-        rule += ["--text"] if result.text else []
+        rule += [] if result.menu_size is None else ["--menu-size", str(result.menu_size)]
+        rule += [*["--answers"] * result.answers, *["--text"] * result.text]
         further = [] if self.loss_bound is None else ["--loss-bound", self.loss_bound]
         further += ["--binarize"] if self.binarize else []
         further += [] if self.missing_guardian is None else ["--missing-guardian", self.missing_guardian]
@@ -808,8 +902,10 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             str(self.seed),
             *([] if self.sample is None else ["--sample", str(self.sample)]),
         ]
-        rows = ["calibrate", "certify.parquet", "--alpha", self.alpha]
+        rows = ["calibrate", "certify.parquet" if self.share else log, "--alpha", self.alpha]
         calibrate = [*rows, *rule, *further, *columns, "-o", certificate]
+        if not self.share:
+            return [shlex.join(["arbitrage", *calibrate])]
         return [shlex.join(["arbitrage", *command]) for command in ([*split, *columns], calibrate)]
 
     def write(self, path: str | Path) -> None:
