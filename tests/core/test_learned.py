@@ -238,24 +238,29 @@ def test_scores_on_half_a_tick_tie_by_symmetry():
 
 @pytest.mark.parametrize("discrete", [False, True])
 @pytest.mark.parametrize("with_margin", [False, True])
-@pytest.mark.parametrize("gains", [False, True])
-def test_one_query_at_a_time_is_decided_as_many_at_once(discrete, with_margin, gains):
+@pytest.mark.parametrize(("gains", "answers"), [(False, False), (True, False), (True, True)])
+def test_one_query_at_a_time_is_decided_as_many_at_once(discrete, with_margin, gains, answers):
     rng = np.random.default_rng(11)
     features, loss, u, margin = world(rng, 160, discrete=discrete)
     loss = np.where(rng.random(160) < 0.4, -loss, loss) if gains else loss
     used, rest = np.flatnonzero(margin[:60] > 0), np.flatnonzero(margin[60:] > 0) + 60
-    fits = fit_ridges(features[used], PENALTIES, loss[used], u[used], margin[used], strengths=STRENGTHS)
+    said = rng.integers(-1, 3, 160)
+    fits = fit_ridges(
+        features[used], PENALTIES, loss[used], u[used], margin[used], strengths=STRENGTHS,
+        answer=said[used] if answers else None,
+    )  # fmt: skip
     new = (rng.random(160) < 0.2).astype(float)
     queries = np.concatenate([rest, used])  # logged rows too: each meets its own draw again
     for budget in (1, 5, max(1, int(loss[used].sum())), 100):
-        together = decide_learned(
-            fits, features[queries], u[queries], margin[queries], budget=budget, unseen=new[queries],
-            with_margin=with_margin,
-        )  # fmt: skip
+        together = decide_budgets(
+            fits, features[queries], u[queries], margin[queries], budgets=[budget], unseen=new[queries],
+            answer=said[queries], with_margin=with_margin,
+        )[0]  # fmt: skip
         rule = learned_rule(fits, features[used], budget=budget, with_margin=with_margin)
         for k, row in enumerate(queries):
             places = np.flatnonzero(features[row]).tolist()
-            one = rule.decide(places, features[row, places].tolist(), u[row], margin[row], unseen=bool(new[row]))
+            values, new_group = features[row, places].tolist(), bool(new[row])
+            one = rule.decide(places, values, u[row], margin[row], unseen=new_group, answer=said[row])
             expected = (together.kept[k], together.candidate[k], together.count[k])
             assert (one.kept, one.candidate, one.kept_rows) == expected, (budget, row)
             assert one.score == pytest.approx(together.score[k], abs=1e-9)
@@ -271,6 +276,24 @@ def test_several_budgets_are_decided_as_each_alone():
         alone = decide_learned(fits, features[60:], u[60:], margin[60:], budget=budget)
         assert (one.kept == alone.kept).all()
         assert (one.count == alone.count).all()
+
+
+def test_a_log_decides_its_own_rows_with_each_left_out_where_signs_of_passed_rows_count():
+    rng = np.random.default_rng(15)
+    features, loss, u, margin = world(rng, 40, discrete=False)
+    loss, said = np.where(rng.random(40) < 0.3, -loss, loss), rng.integers(0, 2, 40)
+    fits = fit_ridges(features, PENALTIES, loss, u, margin, strengths=STRENGTHS, answer=said)
+    kept = left_out_kept([fits], budget=6, with_margin=False)
+    for j in np.flatnonzero(loss):
+        rows, one = np.delete(np.arange(40), j), [j]
+        others = fit_ridges(
+            features[rows], PENALTIES, loss[rows], u[rows], margin[rows], strengths=STRENGTHS, answer=said[rows]
+        )
+        [decided] = decide_budgets(
+            others, features[one], u[one], margin[one], budgets=[6], answer=said[one], with_margin=False
+        )
+        assert decided.kept[0] == kept[j]
+    assert loss[kept].sum() <= 6
 
 
 def test_a_log_decides_its_own_rows_with_each_left_out():

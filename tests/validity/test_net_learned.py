@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Features, ScoreLog, calibrate
-from conformal_arbitrage.core.ridge import STRENGTHS, decide_variants, fit_ridges, spendable_losses
+from conformal_arbitrage.core.ridge import STRENGTHS, decide_variants, fit_ridges, passed_by_signs, spendable_losses
 
 KEY = b"k" * 32
 PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])
@@ -92,6 +92,55 @@ def test_rules_that_look_like_it_are_caught(planted):
     assert exact_violations(5000, planted) > 0
 
 
+def signed_kept(cells, losses, draws, budget, query, planted):
+    """Tell whether a query is kept where signs of rows that were passed weigh the scores of rows with the same answer."""
+    imputed = [1 if row == query else loss for row, loss in enumerate(losses)]
+    scores, answers = cell_scores(cells, [abs(loss) for loss in imputed], 0), [cell[1] for cell in cells]
+    if planted == "copies with one draw":
+        draws = [draw // 3 for draw in draws]
+    if planted == "all signs":
+        for answer in set(answers):
+            signs = [loss for loss, said in zip(imputed, answers, strict=True) if said == answer]
+            share = Fraction(2 * signs.count(-1) + 1, 2 * (len(signs) - signs.count(0)) + 5)
+            scores = [
+                score * (1 - 2 * share) if said == answer else score
+                for score, said in zip(scores, answers, strict=True)
+            ]
+        order = sorted(range(len(losses)), key=lambda row: (scores[row], draws[row]))
+        return query in passage(order, imputed, budget)
+    rows = [row for row, loss in enumerate(imputed) if loss]  # others have no sign
+    passed = passed_by_signs(
+        np.array([float(scores[row]) for row in rows]), np.array([float(draws[row]) for row in rows]),
+        np.array([imputed[row] for row in rows]), np.array([answers[row] for row in rows]), budget, query=rows.index(query),
+    )  # fmt: skip
+    return bool(passed[rows.index(query)])
+
+
+def signed_violations(sets, planted=None):
+    rng, broken = np.random.default_rng(9), 0
+    for _ in range(sets):
+        cells, losses, draws, budget = exact_set(rng)
+        nonzero = [row for row, loss in enumerate(losses) if loss]
+        kept = [signed_kept(cells, losses, draws, budget, row, planted) for row in nonzero]
+        broken += sum(losses[row] for row, stands in zip(nonzero, kept, strict=True) if stands) > budget
+    return broken
+
+
+@pytest.mark.parametrize("draws", [None, "copies with one draw"])
+def test_signs_of_passed_rows_keep_every_small_set_within_the_budget(draws):
+    assert signed_violations(400, draws) == 0
+
+
+def test_signs_of_rows_still_to_come_are_caught():
+    assert signed_violations(400, "all signs") > 20
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("draws", [None, "copies with one draw"])
+def test_signs_of_passed_rows_keep_twenty_thousand_sets_within_the_budget(draws):
+    assert signed_violations(20_000, draws) == 0
+
+
 def counted_kept(draws, cells, losses, budget, query, *, least_from_log):
     """Tell whether a query is kept where a cell counts only if enough rows are in it."""
     n = len(losses)
@@ -121,7 +170,7 @@ def test_values_that_count_only_if_frequent_in_the_log_alone_are_caught(least_fr
 # --- The product's ridge, on coarse features full of ties and on continuous ones ---
 
 
-def ridge_violations(sets, *, seed, signs=False):
+def ridge_violations(sets, *, seed, signs=False, answers=False):
     """Count sets in which more is lost, gains counted, than the budget allows; fits without one feature compete."""
     rng, alpha, broken = np.random.default_rng(seed), Fraction(1, 5), 0
     for number in range(sets):
@@ -130,18 +179,34 @@ def ridge_violations(sets, *, seed, signs=False):
         features = np.column_stack([np.ones(n), varied])
         loss = rng.choice([-1, 0, 1], n, p=[0.35, 0.25, 0.4]) * (rng.random(n) < 0.6 + 0.4 * (varied[:, 1] > 0))
         u, margin = rng.random(n), rng.integers(1, 4, n) / 4
+        answer = (varied[:, 2] > 0.1).astype(np.int64) if answers else None
         budget, total = spendable_losses(alpha, Fraction(1), n - 1), 0
         for j in np.flatnonzero(loss):
             rows, query = np.delete(np.arange(n), j), [j]
             variants = [
                 fit_ridges(
-                    features[rows, :wide], PENALTIES[:wide], loss[rows], u[rows], margin[rows], strengths=STRENGTHS
+                    features[rows, :wide],
+                    PENALTIES[:wide],
+                    loss[rows],
+                    u[rows],
+                    margin[rows],
+                    strengths=STRENGTHS,
+                    answer=None if answer is None else answer[rows],
                 )
                 for wide in (3, 4)
             ]
             if signs:
                 variants = [learned_from_signs(fits) for fits in variants]
-            [decided] = decide_variants(variants, features[query], u[query], margin[query], budgets=[budget])
+            said = None if answer is None else answer[query]
+            [decided] = decide_variants(
+                variants,
+                features[query],
+                u[query],
+                margin[query],
+                budgets=[budget],
+                answer=said,
+                with_margin=not answers,
+            )
             total += int(loss[j]) * int(decided.kept[0])
         broken += total > alpha * n
     return broken
@@ -154,13 +219,15 @@ def learned_from_signs(fits):
     return replace(fits, weights=weights, fitted=weights @ fits.rotated.T)
 
 
-def test_the_ridge_keeps_sets_of_rows_within_a_net_budget():
-    assert ridge_violations(60, seed=1) == 0
+@pytest.mark.parametrize("answers", [False, True])
+def test_the_ridge_keeps_sets_of_rows_within_a_net_budget(answers):
+    assert ridge_violations(60, seed=1, answers=answers) == 0
 
 
 @pytest.mark.proof
 def test_the_ridge_keeps_two_thousand_sets_within_a_net_budget_and_learning_from_signs_does_not():
     assert ridge_violations(2000, seed=2) == 0
+    assert ridge_violations(2000, seed=2, answers=True) == 0
     assert ridge_violations(2000, seed=2, signs=True) > 0
 
 
@@ -179,17 +246,24 @@ def world(rng, run, n):
         guardian_grade=(1 + net) / 2,
         id=[f"{run}-{k}" for k in range(n)],
         group=kind.astype(str),
+        answer=(kind + rng.integers(0, 2, n)).astype(str),
     )
     return log, net
 
 
-def net_means(runs, *, spare=0, n=60, test=60, alpha=0.1):
+def net_means(runs, *, spare=0, answers=False, n=60, test=60, alpha=0.1):
     """Return the mean net loss of new rows under one certificate after another."""
     rng, means = np.random.default_rng(3), []
     for run in range(runs):
         log, net = world(rng, run, n + test)
         certificate = calibrate(
-            log.select(range(n)), alpha, loss="net", boundary="random", key=KEY, score="auto", features=Features()
+            log.select(range(n)),
+            alpha,
+            loss="net",
+            boundary="random",
+            key=KEY,
+            score="auto",
+            features=Features(answers=answers),
         )
         if spare:
             certificate = replace(certificate, fit=replace(certificate.fit, budget=certificate.fit.budget + spare))
@@ -199,10 +273,11 @@ def net_means(runs, *, spare=0, n=60, test=60, alpha=0.1):
 
 
 @pytest.mark.proof
-def test_a_net_budget_is_kept_by_certificates_with_a_learned_score_and_one_loss_too_many_is_caught():
-    means = net_means(2000)
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_net_budget_is_kept_by_certificates_with_a_learned_score_and_one_loss_too_many_is_caught(answers):
+    means = net_means(2000, answers=answers)
     assert means.mean() <= 0.1 + 3 * means.std() / len(means) ** 0.5
-    spent = net_means(2000, spare=2)
+    spent = net_means(2000, spare=2, answers=answers)
     assert spent.mean() > 0.1 + 3 * spent.std() / len(spent) ** 0.5
 
 

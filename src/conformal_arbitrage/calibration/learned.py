@@ -269,7 +269,15 @@ class ScoreRows:
         variants = [replace(features, answers=False), features] if features.answers else [features]
         weights = [variant.penalties() for variant in variants]
         return [
-            fit_ridges(matrix[:, : len(weight)], weight, self.loss, self.u, margin, strengths=STRENGTHS)
+            fit_ridges(
+                matrix[:, : len(weight)],
+                weight,
+                self.loss,
+                self.u,
+                margin,
+                strengths=STRENGTHS,
+                answer=self.rows.answer,
+            )
             for weight in weights
         ]
 
@@ -452,10 +460,10 @@ class LearnedScore:
         places, values = query_features(features, margin, top, exact, group, tokens, words, said)
         new = self.rows.rows.group is not None and bool(group) and group not in features.groups
         rules = self.rules()
-        decision, with_answer = rules[-1].decide(places, values, u, margin, unseen=new), len(rules) > 1
+        decision, with_answer = rules[-1].decide(places, values, u, margin, unseen=new, answer=said), len(rules) > 1
         if with_answer:
             without = len(places) - 2 * (said >= 0)
-            plain = rules[0].decide(places[:without], values[:without], u, margin, unseen=new)
+            plain = rules[0].decide(places[:without], values[:without], u, margin, unseen=new, answer=said)
             decision, with_answer = (decision, True) if decision.kept_rows > plain.kept_rows else (plain, False)
         name = "margin" if decision.candidate == MARGIN else f"penalty {STRENGTHS[decision.candidate - 1]:g}"
         name += " with the answer" if with_answer else ""

@@ -371,12 +371,17 @@ def _learned_rule(rule: Learned, alpha: float, loss: LossTerms, evidence: Eviden
     else:
         before = f"before the losses of these rows and its own exceed {losses}"
         exact = f"losses of 0 or {unit}; a loss in between counts as one of the two by a keyed draw that keeps its mean"
+    weighed = (
+        ", which the share of gains among rows passed before with the same answer lowers,"
+        if net and "answer" in terms.features
+        else ","
+    )
     return (
         f"The score is a ridge regression of the {'size of the loss' if net else 'loss'} on {features}, learned from these "
         f"same rows, none of which is set aside: a query is decided as if it had been logged with {logged}, every row is "
-        f"scored by the fit to all others, and the Primary's {stands} if the query comes, in the order of this score, "
-        f"{before}; otherwise the Guardian decides with everything in sight. Of {among}, the one that keeps most rows"
-        f"{', if gains counted as losses,' if net else ''} decides.{fixed} This is exact for {exact}, as in "
+        f"scored by the fit to all others, and the Primary's {stands} if the query comes, in the order of this "
+        f"score{weighed} {before}; otherwise the Guardian decides with everything in sight. Of {among}, the one that "
+        f"keeps most rows{', if gains counted as losses,' if net else ''} decides.{fixed} This is exact for {exact}, as in "
         f"{terms.rounded_rows} of these rows. Scores are compared after they are rounded to nine decimals, and equal ones "
         "are told apart by a keyed hash of the query's id: the key is the same for every calibration of this project and is "
         "secret, and an id is fixed before its scores are known. A query that lacks a feature which every logged row has is "

@@ -270,6 +270,7 @@ class RidgeFits:
         weights: strengths x axes, the coefficients.
         unseen_penalty: the penalty weight of a column that only the query has, such as that of a new group.
         features: the logged rows' features, of the rows with a loss or gain only, to recognise copies of them.
+        answer: the place of each row's answer, by which gains are counted as rows are passed; None if it is unknown.
     """
 
     rotation: Floats
@@ -285,6 +286,7 @@ class RidgeFits:
     weights: Floats
     features: Floats
     unseen_penalty: float = 1.0
+    answer: Integers | None = None
 
     @property
     def loss_rows(self) -> Indices:
@@ -315,7 +317,14 @@ class LearnedDecisions:
 
 
 def fit_ridges(
-    features: Floats, penalties: Floats, loss: Integers, u: Floats, margin: Floats, *, strengths: tuple[float, ...]
+    features: Floats,
+    penalties: Floats,
+    loss: Integers,
+    u: Floats,
+    margin: Floats,
+    *,
+    strengths: tuple[float, ...],
+    answer: Integers | None = None,
 ) -> RidgeFits:
     """Fit a log: A = X'X + lambda diag(penalties), for every strength lambda.
 
@@ -326,6 +335,7 @@ def fit_ridges(
         u: one draw per row.
         margin: of each row, above 0: rows tied at the top are always deferred, and are left out.
         strengths: the lambdas.
+        answer: the place of each row's answer; None if it is unknown.
     """
     scale = 1 / np.sqrt(penalties)
     scaled = features * scale
@@ -349,6 +359,7 @@ def fit_ridges(
         leverage=shrunk @ (rotated**2).T,
         weights=weights,
         features=features[size > 0],
+        answer=answer,
     )
 
 
@@ -389,6 +400,7 @@ def decide_variants(
     *,
     budgets: Sequence[int],
     unseen: Floats | None = None,
+    answer: Integers | None = None,
     with_margin: bool = True,
 ) -> list[LearnedDecisions]:
     """Decide queries as `decide_budgets` does, by the best candidate of several fits.
@@ -397,13 +409,13 @@ def decide_variants(
 
     Args:
         variants: the log fitted to fewer and to more features; each has the first columns, as many as it was fitted to.
-        features, u, margin, budgets, unseen, with_margin: as in `decide_budgets`.
+        features, u, margin, budgets, unseen, answer, with_margin: as in `decide_budgets`.
     """
     best: list[LearnedDecisions] = []
     for place, fits in enumerate(variants):
         decided = decide_budgets(
             fits, features[:, : len(fits.rotation)], u, margin, budgets=budgets, unseen=unseen,
-            with_margin=with_margin and place == 0,
+            answer=answer, with_margin=with_margin and place == 0,
         )  # fmt: skip
         numbered = [
             replace(decisions, candidate=decisions.candidate + place * len(fits.strengths)) for decisions in decided
@@ -431,14 +443,16 @@ def decide_budgets(
     *,
     budgets: Sequence[int],
     unseen: Floats | None = None,
+    answer: Integers | None = None,
     with_margin: bool = True,
 ) -> list[LearnedDecisions]:
     """Decide queries as `decide_learned` does under several budgets, which share their scores.
 
-    Queries that are alike but for their draws share them too.
+    Queries that are alike but for their draws share them too. `answer` holds the places of their answers.
     """
     new_groups = np.zeros(len(u)) if unseen is None else unseen
-    described = np.ascontiguousarray(np.column_stack([features, margin, new_groups]))
+    said = np.full(len(u), -1) if answer is None else answer
+    described = np.ascontiguousarray(np.column_stack([features, margin, new_groups, said]))
     as_bytes = described.view(np.dtype((np.void, described.dtype.itemsize * described.shape[1])))[:, 0]
     _, first, kind = np.unique(as_bytes, return_index=True, return_inverse=True)
     order = np.argsort(kind, kind="stable")
@@ -447,7 +461,10 @@ def decide_budgets(
     for a in range(0, len(first), step):
         some = first[a : a + step]
         queries = order[slice(*np.searchsorted(kind[order], [a, a + len(some)]))]
-        kinds = _Kinds(features=features[some], margin=margin[some], unseen=new_groups[some], member=kind[queries] - a)
+        kinds = _Kinds(
+            features=features[some], margin=margin[some], unseen=new_groups[some], answer=said[some],
+            member=kind[queries] - a,
+        )  # fmt: skip
         parts.append(_decide_block(fits, kinds, u[queries], budgets, with_margin=with_margin))
     back = np.argsort(order, kind="stable")
     return [_joined([part[k] for part in parts], back) for k in range(len(budgets))]
@@ -461,12 +478,14 @@ class _Kinds:
         features: kinds x columns.
         margin: of each.
         unseen: 1 for one with a column of its own, else 0.
+        answer: the place of its answer.
         member: the kind of each query, ascending.
     """
 
     features: Floats
     margin: Floats
     unseen: Floats
+    answer: Integers
     member: Indices
 
 
@@ -490,18 +509,20 @@ def left_out_kept(variants: Sequence[RidgeFits], *, budget: int, with_margin: bo
     fits, scores = variants[0], [-variants[0].margin] if with_margin else []
     for each in variants:
         scores += [rounded(residuals) for residuals in each.size - (each.size - each.fitted) / (1 - each.leverage)]
-    best, chosen = np.zeros(len(fits.size), np.bool_), scores[0]
-    for score in scores:
+    best, chosen, by_margin = np.zeros(len(fits.size), np.bool_), 0, 0 if with_margin else -1
+    for number, score in enumerate(scores):
         lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
         kept = np.ones(len(score), np.bool_)
         if budget < len(lost):
             line, line_u = score[lost[budget]], fits.u[lost[budget]]
             kept = (score < line) | ((score == line) & (fits.u < line_u))
         if kept.sum() > best.sum():
-            best, chosen = kept, score
+            best, chosen = kept, number
     if not fits.gains:
         return best
-    order = np.lexsort((-fits.loss, fits.u, chosen))
+    if fits.answer is not None and chosen != by_margin:
+        return passed_by_signs(scores[chosen], fits.u, fits.loss, fits.answer, budget)
+    order = np.lexsort((-fits.loss, fits.u, scores[chosen]))
     passed = np.empty(len(order), np.bool_)
     passed[order] = _highest_sums(fits.loss[order])[:-1] < budget
     return passed
@@ -512,6 +533,84 @@ def _highest_sums(losses: Integers) -> Integers:
     return np.maximum.accumulate(
         np.concatenate([np.zeros_like(losses[..., :1]), np.cumsum(losses, axis=-1)], axis=-1), axis=-1
     )
+
+
+_LEAST_SCORE = 0.01
+"""Of a row whose score is weighed by the share of gains: a ridge may predict less than nothing."""
+_USUAL_SHARE, _USUAL_WEIGHT, _SHARED_WEIGHT = 0.2, 10.0, 3.0
+"""The share of gains before any sign is known; how many rows it counts as, and how many the share of all answers does."""
+_MOST_EVIDENCE = 30.0
+
+
+def passed_by_signs(
+    scores: Floats, u: Floats, loss: Integers, answer: Integers, budget: int, *, query: int = -1
+) -> Bools:
+    """Return which rows are passed before the sum of losses, with one more, exceeds the budget, if signs weigh the scores.
+
+    Next is always the row whose score times (1 - 2 share) is least, where share is that of gains among the rows passed so
+    far that have its answer. So a row's own sign does not matter until it is passed. Rows that tie in all of this, such as
+    copies with one draw, are passed together. A share is drawn towards that of all answers, and equals it as far as answers
+    have foretold the signs no better.
+
+    Args:
+        scores: the expected size of each row's loss.
+        u: the draw of each.
+        loss: -1, 0 or 1 of each; that of the query does not matter.
+        answer: the place of each row's answer.
+        budget: how many losses there may be.
+        query: a row at which to stop; -1 for none.
+    """
+    order = np.lexsort((u, scores, answer))
+    rows: list[int] = order.tolist()
+    size: list[float] = np.maximum(scores, _LEAST_SCORE)[order].tolist()
+    draws, signs = u[order].tolist(), loss[order].tolist()
+    starts = [0, *(np.flatnonzero(np.diff(answer[order])) + 1).tolist()]
+    waiting = [[first, end - 1, 0, 0] for first, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
+    passed, total, gained, known, evidence = np.zeros(len(rows), np.bool_), 0, 0, 0, 0.0
+    while waiting and total < budget:
+        pooled = (gained + _USUAL_WEIGHT * _USUAL_SHARE) / (known + _USUAL_WEIGHT)
+        trust = 1 / (1 + math.exp(-evidence))
+        best, at, chosen = math.inf, 0, waiting[0]
+        for some in waiting:
+            first, last, gains, seen = some
+            kept = 1 - 2 * (pooled + trust * (gains - seen * pooled) / (seen + _SHARED_WEIGHT))
+            place = first if kept >= 0 else last
+            risk = size[place] * kept
+            if risk < best or (risk == best and draws[place] < draws[at]):
+                best, at, chosen = risk, place, some
+        first, last, gains, seen = chosen
+        end, step = (last + 1, 1) if at == first else (first - 1, -1)
+        stop = at + step
+        while stop != end and size[stop] == size[at] and draws[stop] == draws[at]:
+            stop += step
+        chosen[0 if step > 0 else 1] = stop
+        if stop == end:
+            waiting.remove(chosen)
+        together = range(at, stop, step)
+        lost = sum(signs[k] > 0 for k in together if rows[k] != query)
+        for k in together:
+            passed[rows[k]] = total + lost - (signs[k] > 0 and rows[k] != query) < budget
+            if rows[k] == query:
+                return passed
+        if total + lost >= budget:
+            break
+        won = sum(signs[k] < 0 for k in together)
+        share = (gains + _SHARED_WEIGHT * pooled) / (seen + _SHARED_WEIGHT)
+        evidence += won * math.log(share / pooled) + lost * math.log((1 - share) / (1 - pooled))
+        evidence = min(max(evidence, -_MOST_EVIDENCE), _MOST_EVIDENCE)
+        chosen[2] += won
+        chosen[3] += won + lost
+        total, gained, known = total + lost - won, gained + won, known + won + lost
+    return passed
+
+
+def _passes_by_signs(
+    scores: Floats, u: Floats, loss: Integers, answer: Integers, query: tuple[float, float, int], budget: int
+) -> bool:
+    """Tell whether a query, of a score, a draw and an answer, is among `passed_by_signs`."""
+    score, drawn, said = query
+    columns = (np.append(scores, score), np.append(u, drawn), np.append(loss, 1), np.append(answer, said))
+    return bool(passed_by_signs(*columns, budget, query=len(scores))[-1])
 
 
 def _decide_block(
@@ -531,7 +630,17 @@ def _decide_block(
         else:
             rows, query_scores = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
         for k, budget in enumerate(budgets):
-            counted, stands = _judged(rows, query_scores, fits, u, budget, member)
+            counted, stands = _count(rows, query_scores, fits, u, budget, member)
+            if fits.gains and fits.answer is not None and number != MARGIN:
+                lossy, said = fits.loss_rows, fits.answer
+                for query in np.flatnonzero(counted > best[k].count).tolist():
+                    kind = member[query]
+                    asked = (float(query_scores[kind]), float(u[query]), int(kinds.answer[kind]))
+                    stands[query] = _passes_by_signs(
+                        rows[kind, lossy], fits.u[lossy], fits.loss[lossy], said[lossy], asked, budget
+                    )
+            elif fits.gains:
+                stands = _passes(rows, query_scores, fits, u, budget, member)
             candidate = LearnedDecisions(
                 kept=stands, candidate=np.full(n, number), count=counted, score=query_scores[member]
             )
@@ -600,14 +709,6 @@ def _copies(fits: RidgeFits, features: Floats) -> list[tuple[int, Indices]]:
         rows.setdefault(content.tobytes(), []).append(row)
     matches = ((place, rows.get(content.tobytes())) for place, content in enumerate(features))
     return [(place, np.array(same)) for place, same in matches if same is not None]
-
-
-def _judged(
-    scores: Floats, query_scores: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices
-) -> tuple[Integers, Bools]:
-    """Return how many rows a score keeps where every gain counts as a loss, and whether each query is kept."""
-    count, stands = _count(scores, query_scores, fits, u, budget, member)
-    return count, _passes(scores, query_scores, fits, u, budget, member) if fits.gains else stands
 
 
 def _passes(scores: Floats, query_scores: Floats, fits: RidgeFits, u: Floats, budget: int, member: Indices) -> Bools:
@@ -703,6 +804,7 @@ class LearnedRule:
         walked: the same in the order of the draws, losses first among equals; `loss` and `u` are of these rows.
         loss: -1 or 1.
         u: the draw.
+        answer: the place of the answer; None if it is unknown.
         highest: the highest sum of the first losses in the order of the margin, from none of them to all.
         rows: number of logged rows.
         unseen_penalties: of a column that only the query has, by strength.
@@ -728,6 +830,7 @@ class LearnedRule:
     walked: Indices
     loss: Integers
     u: Floats
+    answer: Integers | None
     highest: Sequence[int]
     gains: bool
     rows: int
@@ -737,7 +840,14 @@ class LearnedRule:
     copies: dict[bytes, int]
 
     def decide(
-        self, places: Sequence[int], values: Sequence[float], u: float, margin: float, *, unseen: bool = False
+        self,
+        places: Sequence[int],
+        values: Sequence[float],
+        u: float,
+        margin: float,
+        *,
+        unseen: bool = False,
+        answer: int = -1,
     ) -> LearnedDecision:
         """Decide one query by the candidate that keeps most rows, the first one among equals.
 
@@ -747,6 +857,7 @@ class LearnedRule:
             u: its draw.
             margin: its margin, above 0.
             unseen: whether it has a column of its own, such as a new group.
+            answer: the place of its answer; -1 if unknown.
         """
         best = self._by_margin(u, margin) if self.with_margin else None
         scores, query_scores = self._scores(places, values, unseen=unseen)
@@ -759,8 +870,12 @@ class LearnedRule:
         if best.candidate == MARGIN:
             before = bisect_right(self.losses_by_margin, (-margin, u))
             return best._replace(kept=self.highest[before] < self.budget)
-        k = best.candidate - 1
-        return best._replace(kept=self._passes(scores[k].take(self.walked), float(query_scores[k]), u))
+        walked, query_score = scores[best.candidate - 1].take(self.walked), float(query_scores[best.candidate - 1])
+        if self.answer is None:
+            return best._replace(kept=self._passes(walked, query_score, u))
+        asked = ((query_score - SHIFT) / TICKS, u, answer)
+        kept = _passes_by_signs((walked - SHIFT) / TICKS, self.u, self.loss, self.answer, asked, self.budget)
+        return best._replace(kept=kept)
 
     def _passes(self, scores: Floats, query_score: float, u: float) -> bool:
         """Tell whether the query comes before the sum of losses, with one more, first exceeds the budget."""
@@ -886,6 +1001,7 @@ def learned_rule(fits: RidgeFits, features: Floats, *, budget: int, with_margin:
         walked=class_of[by_draw],
         loss=fits.loss[by_draw],
         u=fits.u[by_draw],
+        answer=None if fits.answer is None else fits.answer[by_draw],
         highest=_highest_sums(fits.loss[by_score]).tolist(),
         gains=fits.gains,
         rows=len(fits.loss),

@@ -87,7 +87,7 @@ def _kept(
     queries, features = rows.inputs.feature_rows(index), chosen.features
     decided = decide_variants(
         chosen.fits(), feature_matrix(features, queries), u[index], rows.inputs.margin[index], budgets=spendable,
-        unseen=unseen_groups(features, queries), with_margin=with_margin,
+        unseen=unseen_groups(features, queries), answer=queries.answer, with_margin=with_margin,
     )  # fmt: skip
     kept = np.zeros((len(spendable), len(rows.loss)), np.bool_)
     for k, (decisions, most) in enumerate(zip(decided, spendable, strict=True)):
