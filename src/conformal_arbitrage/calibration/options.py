@@ -71,110 +71,98 @@ _LEARN_ELSEWHERE = (
 )
 _SAME_ROWS = "the score was learned on the rows that it would be certified on"
 _SIGNED = "a path has several thresholds, and the red line of gains and losses is known for one"
-NO_PROOF: dict[tuple[Feature, Kind], str] = {
-    ("guard", "net"): _RISES,
-    ("guard", "path"): _RISES,
-    ("guard", "learned"): _RISES,
-    ("guard", "groups"): "each group would need a guard of its own, from its own audits, which is not built",
-    ("guard", "session"): "the promise is about whole sessions, and an audit is about one turn",
-    ("tighten", "net"): _RISES,
-    ("tighten", "path"): _RISES,
-    ("tighten", "learned"): _RISES,
-    ("tighten", "cluster"): _NO_CLUSTERS,
-    ("tighten", "groups"): "each group has a threshold of its own, and one is raised at a time; calibrate by hand",
-    ("tighten", "own loss"): _NO_OWN_LOSS,
-    ("tighten", "session"): _NO_SESSIONS,
-    ("renewal", "path"): "stored rows hold the scores of two models" + _BY_HAND,
-    ("renewal", "learned"): "stored rows hold no features to learn from" + _BY_HAND,
-    ("renewal", "cluster"): _NO_CLUSTERS,
-    ("renewal", "own loss"): _NO_OWN_LOSS,
-    ("renewal", "session"): _NO_SESSIONS,
-    ("several groups", "net"): _RISES,
-    ("several groups", "path"): _RISES,
-    ("several groups", "learned"): _RISES,
-    ("confidence", "net"): _NOT_BUILT,
-    ("dial", "net"): _NOT_BUILT,
-    ("groups", "net"): _NOT_BUILT,
-    ("confidence", "path"): _NOT_BUILT,
-    ("dial", "path"): _NOT_BUILT,
-    ("groups", "path"): _NOT_BUILT,
-    ("dial", "groups"): "a dial has one threshold per stop; calibrate the rows of one group with a dial",
-    (
-        "confidence",
-        "merged groups",
-    ): "which groups are small depends on the log, so its rows of small groups are no independent draws of their traffic",
-    ("confidence", "learned"): _SAME_ROWS,
-    ("dial", "learned"): _SAME_ROWS,
-    ("groups", "learned"): "one score is learned from all rows; calibrate the rows of one group",
-    ("range", "net"): "its law is known for losses of 0 or the bound only",
-    ("range", "path"): "its law is known for one threshold only",
-    ("range", "learned"): "its law is known for a score that was fixed before",
-    ("red line", "path"): _SIGNED,
-    ("monitor", "path"): _SIGNED,
-    (
-        "red line",
-        "learned",
-    ): "nothing is proved about the luck of such a calibration; learn on a split, or watch amber only",
-    ("confidence", "cluster"): _CLUSTERED,
-    ("dial", "cluster"): _CLUSTERED,
-    ("groups", "cluster"): "a cluster may reach over several groups",
-    ("range", "cluster"): _CLUSTERED,
-    ("red line", "cluster"): _CLUSTERED + "; watch amber only",
-    (
-        "red line",
-        "merged groups",
-    ): "which groups are small depends on the log, so nothing is proved about the luck of their calibration",
-    ("monitor", "session"): "the promise is about whole sessions, and an audit is about one turn",
-    ("monitor", "own loss"): "the gateway can only compute losses that are registered with it by name",
-    (
-        "net",
-        "restricted sight",
-    ): 'it compares with the Guardian\'s choice over every action, which needs guardian_sees="all"',
-    (
-        "net",
-        "included boundary",
-    ): 'its proof walks tied rows one by one, which needs boundary="random" (--boundary random)',
-    ("net", "cluster"): "its proof walks rows one by one; leave cluster= out, or use the Guardian regret",
-    ("learned", "restricted sight"): 'its proof counts a deferral as no loss, which needs guardian_sees="all"',
-    (
-        "learned",
-        "included boundary",
-    ): 'draws tell rows of equal scores apart, which needs boundary="random" (--boundary random)',
-    ("learned", "own loss"): _LEARN_ELSEWHERE,
-    (
-        "learned",
-        "cluster",
-    ): "rows of one cluster would be learned from each other; leave cluster= out, or use the margin",
-    ("session", "menus"): _SESSIONS,
-    ("session", "net"): _SESSIONS,
-    ("session", "own loss"): _SESSIONS,
-    ("session", "cluster"): _SESSIONS,
-    ("session", "confidence"): _SESSIONS,
-    ("session", "dial"): _SESSIONS,
-    ("session", "learned"): _SESSIONS,
-    (
-        "session",
-        "groups",
-    ): "the first turn decides for all, and a later one may name another group; calibrate without groups, or on "
-    "single queries",
-    ("simulation", "net"): _ONE_THRESHOLD,
-    ("simulation", "own loss"): _ONE_THRESHOLD,
-    ("simulation", "cluster"): _ONE_THRESHOLD,
-    ("simulation", "groups"): _ONE_THRESHOLD,
-    ("simulation", "learned"): _ONE_THRESHOLD,
-    ("looking", "net"): _SINGLE_ROWS,
-    ("looking", "own loss"): _SINGLE_ROWS,
-    ("looking", "cluster"): _SINGLE_ROWS,
-    ("looking", "groups"): _SINGLE_ROWS,
-    ("looking", "learned"): _SINGLE_ROWS,
-    ("looking", "session"): "turns of one session resemble each other",
-    ("floor", "own loss"): "a deferral may lose by it, and a row that was not asked about does not say how much",
-    (
-        "floor",
-        "restricted sight",
-    ): 'a deferral may lose when the Guardian sees the candidates alone, which needs its scores; use guardian_sees="all"',
-    ("floor", "path"): "each earlier model would need a floor of its own, and every one of them to stay below it",
+
+
+def _of(reason: str, *kinds: Kind) -> dict[Kind, str]:
+    return dict.fromkeys(kinds, reason)
+
+
+_REFUSED: dict[Feature, dict[Kind, str]] = {
+    "guard": {
+        **_of(_RISES, "net", "path", "learned"),
+        "groups": "each group would need a guard of its own, from its own audits, which is not built",
+        "session": "the promise is about whole sessions, and an audit is about one turn",
+    },
+    "tighten": {
+        **_of(_RISES, "net", "path", "learned"),
+        "cluster": _NO_CLUSTERS,
+        "groups": "each group has a threshold of its own, and one is raised at a time; calibrate by hand",
+        "own loss": _NO_OWN_LOSS,
+        "session": _NO_SESSIONS,
+    },
+    "renewal": {
+        "path": "stored rows hold the scores of two models" + _BY_HAND,
+        "learned": "stored rows hold no features to learn from" + _BY_HAND,
+        "cluster": _NO_CLUSTERS,
+        "own loss": _NO_OWN_LOSS,
+        "session": _NO_SESSIONS,
+    },
+    "several groups": _of(_RISES, "net", "path", "learned"),
+    "confidence": {
+        **_of(_NOT_BUILT, "net", "path"),
+        "merged groups": "which groups are small depends on the log, so its rows of small groups are no independent draws "
+        "of their traffic",
+        "learned": _SAME_ROWS,
+        "cluster": _CLUSTERED,
+    },
+    "dial": {
+        **_of(_NOT_BUILT, "net", "path"),
+        "groups": "a dial has one threshold per stop; calibrate the rows of one group with a dial",
+        "learned": _SAME_ROWS,
+        "cluster": _CLUSTERED,
+    },
+    "groups": {
+        **_of(_NOT_BUILT, "net", "path"),
+        "learned": "one score is learned from all rows; calibrate the rows of one group",
+        "cluster": "a cluster may reach over several groups",
+    },
+    "range": {
+        "net": "its law is known for losses of 0 or the bound only",
+        "path": "its law is known for one threshold only",
+        "learned": "its law is known for a score that was fixed before",
+        "cluster": _CLUSTERED,
+    },
+    "red line": {
+        "path": _SIGNED,
+        "learned": "nothing is proved about the luck of such a calibration; learn on a split, or watch amber only",
+        "cluster": _CLUSTERED + "; watch amber only",
+        "merged groups": "which groups are small depends on the log, so nothing is proved about the luck of their "
+        "calibration",
+    },
+    "monitor": {
+        "path": _SIGNED,
+        "session": "the promise is about whole sessions, and an audit is about one turn",
+        "own loss": "the gateway can only compute losses that are registered with it by name",
+    },
+    "net": {
+        "restricted sight": 'it compares with the Guardian\'s choice over every action, which needs guardian_sees="all"',
+        "included boundary": 'its proof walks tied rows one by one, which needs boundary="random" (--boundary random)',
+        "cluster": "its proof walks rows one by one; leave cluster= out, or use the Guardian regret",
+    },
+    "learned": {
+        "restricted sight": 'its proof counts a deferral as no loss, which needs guardian_sees="all"',
+        "included boundary": 'draws tell rows of equal scores apart, which needs boundary="random" (--boundary random)',
+        "own loss": _LEARN_ELSEWHERE,
+        "cluster": "rows of one cluster would be learned from each other; leave cluster= out, or use the margin",
+    },
+    "session": {
+        **_of(_SESSIONS, "menus", "net", "own loss", "cluster", "confidence", "dial", "learned"),
+        "groups": "the first turn decides for all, and a later one may name another group; calibrate without groups, or on "
+        "single queries",
+    },
+    "simulation": _of(_ONE_THRESHOLD, "net", "own loss", "cluster", "groups", "learned"),
+    "looking": {
+        **_of(_SINGLE_ROWS, "net", "own loss", "cluster", "groups", "learned"),
+        "session": "turns of one session resemble each other",
+    },
+    "floor": {
+        "own loss": "a deferral may lose by it, and a row that was not asked about does not say how much",
+        "restricted sight": "a deferral may lose when the Guardian sees the candidates alone, which needs its scores; use "
+        'guardian_sees="all"',
+        "path": "each earlier model would need a floor of its own, and every one of them to stay below it",
+    },
 }
+NO_PROOF = {(feature, kind): reason for feature, reasons in _REFUSED.items() for kind, reason in reasons.items()}
 """(feature, kind of certificate) -> why there is no proof for the two together."""
 
 

@@ -138,6 +138,20 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 # --- Rules: how a query is decided ---
 
 
+class _Drawn(_Part, frozen=True, kw_only=True):
+    """A rule of which draws tell apart what stands right at its line; whoever is deferred to answers by themselves."""
+
+    @property
+    def guardian_sees(self) -> GuardianSees:
+        """Everything: a deferral counts as no loss."""
+        return "all"
+
+    @property
+    def boundary(self) -> Boundary:
+        """Random, by the draws."""
+        return "random"
+
+
 class Threshold(_Part, tag="threshold", frozen=True, kw_only=True):
     """One threshold on the margin.
 
@@ -183,7 +197,7 @@ class ByGroup(_Part, tag="by_group", frozen=True, kw_only=True):
         return "by_group"
 
 
-class Learned(_Part, tag="learned", frozen=True, kw_only=True):
+class Learned(_Drawn, tag="learned", frozen=True, kw_only=True):
     """A score learned from the rows of the log.
 
     Attributes:
@@ -199,18 +213,8 @@ class Learned(_Part, tag="learned", frozen=True, kw_only=True):
         """Whether there is a score."""
         return "always_defer" if self.terms is None else "learned"
 
-    @property
-    def guardian_sees(self) -> GuardianSees:
-        """Its proof counts a deferral as no loss."""
-        return "all"
 
-    @property
-    def boundary(self) -> Boundary:
-        """Draws tell rows of equal scores apart."""
-        return "random"
-
-
-class Path(_Part, tag="path", frozen=True, kw_only=True):
+class Path(_Drawn, tag="path", frozen=True, kw_only=True):
     """A cascade: models that are asked in order, and where on their path to stop.
 
     Attributes:
@@ -257,18 +261,8 @@ class Path(_Part, tag="path", frozen=True, kw_only=True):
             return False
         return path_choice(np.array([[self.chain.entry(confidences, answers)]]), np.array([u]), stop).tolist() == [0]
 
-    @property
-    def guardian_sees(self) -> GuardianSees:
-        """The Guardian answers by itself."""
-        return "all"
 
-    @property
-    def boundary(self) -> Boundary:
-        """Draws decide exactly at the stop."""
-        return "random"
-
-
-class Cutoff(_Part, tag="cutoff", frozen=True, kw_only=True):
+class Cutoff(_Drawn, tag="cutoff", frozen=True, kw_only=True):
     """Machine labels are kept where the risk is low; experts label the sample and the rest of a batch.
 
     Attributes:
@@ -291,16 +285,6 @@ class Cutoff(_Part, tag="cutoff", frozen=True, kw_only=True):
     def status(self) -> Status:
         """Whether any machine label is kept."""
         return "ok" if self.kept else "always_defer"
-
-    @property
-    def guardian_sees(self) -> GuardianSees:
-        """Experts answer by themselves."""
-        return "all"
-
-    @property
-    def boundary(self) -> Boundary:
-        """Draws order items of equal risk."""
-        return "random"
 
 
 LiveRule = Threshold | ByGroup | Learned | Path

@@ -312,10 +312,14 @@ class PartFile:
     types: Mapping[str, str]
     document: str
 
+    def noted(self, name: str) -> Mapping[str, Any] | None:
+        """Return an entry of its document; each has one value per column."""
+        return as_document(self.document, self.path).get(name)
+
     def single(self, column: str) -> bool:
         """Return whether a column is in single precision."""
-        noted: Any = as_document(self.document, self.path).get("score_digits") or {}
-        return self.types.get(column, "").startswith("FLOAT[") or noted.get(column) == 6
+        digits = self.noted("score_digits") or {}
+        return self.types.get(column, "").startswith("FLOAT[") or digits.get(column) == 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -508,12 +512,12 @@ class ScoreParts:
     @property
     def identities(self) -> Mapping[str, Any] | None:
         """The scorers that made the scores, by column; None if the files do not say."""
-        return as_document(self.files[0].document, self.source).get("identities")
+        return self.files[0].noted("identities")
 
     @property
     def floor(self) -> float | None:
         """The margin below which the Guardian was not asked; None if the files do not say."""
-        return _floors(self.files[0]).get(self.primary)
+        return (self.files[0].noted("floor") or {}).get(self.primary)
 
     def parts(self) -> list[ScorePart]:
         """Return all parts, in order."""
@@ -739,22 +743,14 @@ def _refuse_unlike(files: Sequence[PartFile], columns: Sequence[str]) -> None:
         if set(file.types) != set(first.types):
             other = sorted(set(file.types) ^ set(first.types))[0]
             raise ScoreLogError(f"{file.path}: only it or {first.path} has a column '{other}'; give all files the same")
-        if _identities(file) != _identities(first):
+        if file.noted("identities") != first.noted("identities"):
             raise ScoreLogError(
                 f"{file.path}: its scores were made by other models than those of {first.path}; calibrate each by itself"
             )
-        if _floors(file) != _floors(first):
+        if (file.noted("floor") or {}) != (first.noted("floor") or {}):
             raise ScoreLogError(
                 f"{file.path}: was collected with another floor than {first.path}; collect both with one, fixed beforehand"
             )
-
-
-def _floors(file: PartFile) -> Mapping[str, float]:
-    return as_document(file.document, file.path).get("floor") or {}
-
-
-def _identities(file: PartFile) -> object:
-    return as_document(file.document, file.path).get("identities")
 
 
 # --- Engines ---

@@ -15,8 +15,8 @@ import warnings
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -227,8 +227,9 @@ class TableBatch(ScorePart):
     rows: Any = None
     seen: list[int] = field(default_factory=list[int])
 
-    def __reduce__(self) -> tuple[Callable[..., "TableBatch"], tuple[Any, ...]]:
-        return _batch, (self.file, self.start, self.stop, self.first, self.primary, self.guardian, self.binary)
+    def __reduce__(self) -> tuple[Callable[[], "TableBatch"], tuple[()]]:
+        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("rows", "seen")}
+        return partial(TableBatch, **kept), ()
 
     def load(self, columns: Sequence[str] | None = None, *, ids: bool = True) -> ScoreLog:
         """Return the rows; `columns` other than those a calibration reads are not there."""
@@ -240,27 +241,6 @@ class TableBatch(ScorePart):
         """Return the scores, and the ids as bytes."""
         ids = _text_bytes(self.rows.column("id")) if "id" in self.rows.column_names else None
         return self.load([], ids=ids is not None and ids.has_empty()), ids
-
-
-def _batch(
-    file: PartFile,
-    start: int,
-    stop: int,
-    first: int,
-    primary: str,
-    guardian: str | None,
-    binary: bool,
-) -> TableBatch:
-    return TableBatch(
-        file=file,
-        start=start,
-        stop=stop,
-        first=first,
-        primary=primary,
-        guardian=guardian,
-        outcomes=(),
-        binary=binary,
-    )
 
 
 def _raw_columns(part: TableBatch, *, ids: bool) -> RawColumns:
@@ -510,7 +490,10 @@ class SparkTable:
     def _template(self) -> TableBatch:
         singles = {name: "FLOAT[]" for name, kind in self.types.items() if kind == "array<float>"}
         file = PartFile(path=self.source, rows=len(self), types=singles, document="{}")
-        return _batch(file, 0, 0, 0, self.primary, self.guardian, self.binary)
+        return TableBatch(
+            file=file, start=0, stop=0, first=0, primary=self.primary, guardian=self.guardian, outcomes=(),
+            binary=self.binary,
+        )  # fmt: skip
 
     def _named(self) -> dict[str, str]:
         """Return the columns that workers read, by the name they have there."""
