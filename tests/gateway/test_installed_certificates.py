@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import CertificateError, StoreError
-from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store import AlarmBody, integrity, policies
 from tests.certificates import edited, said
 from tests.gateway.durability import SECRET, Gateway, certificate, run_sql, write_config
 from tests.gateway.house import House, error_of
@@ -77,6 +77,18 @@ def test_a_changed_file_is_the_way_out_and_an_edited_history_is_not_rolled_back_
     gateway.start()
     assert gateway.get("/v1/arbitrage/policies/support").json()["version"] == 3
     assert gateway.decide().status_code == 200
+
+
+def test_an_edited_history_takes_no_alarm_back(gateway, where):
+    alarm = AlarmBody(
+        version=2, lifts=0, identities_sha256="i", cause="losses", audits=9, known=9, missing=0, line=0.1, log_evidence=9.0
+    )  # fmt: skip
+    assert gateway.with_store(lambda store: store.run(policies.raise_alarm, "support", alarm))
+    gateway.post("/v1/arbitrage/policies/support/rollback", {})
+    run_sql(where, "update policies set certificate = '{}' where version = 2")
+    run_sql(where, "update changes set count = count + 1")
+    restarted(gateway)
+    assert gateway.decide().json()["answers"][0]["arbitrage"]["guarantee"] == "none"
 
 
 def alpha(gateway):

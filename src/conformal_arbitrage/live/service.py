@@ -278,6 +278,8 @@ def voided(version: PolicyVersion | None) -> str | None:
     """Return why a version's promise is void: an alarm, or a choice among certificates; None if it is not."""
     if version is None:
         return None
+    if not version.earlier_intact:
+        return "an earlier version is not what was installed, and could speak against this one: restore a backup"
     if version.alarmed is not None and version.lifts:
         return "an alarm was lifted without a new certificate"
     if version.alarmed is not None and version.alarm is None:

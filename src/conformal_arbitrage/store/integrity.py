@@ -501,7 +501,7 @@ def policy_faults(session: Session, copy: Head | None = None) -> list[str]:
     """Return what is wrong with the installed certificates."""
     rows = session.rows(f"select {VERSION}, seal from policies order by name, version")
     roster, _ = read_roster(session)
-    faults = [fault for _, group in groupby(rows, lambda row: row[0]) for fault in _history_faults(session, group)]
+    faults = [fault for _, group in groupby(rows, lambda row: row[0]) for fault in history_faults(session, group)]
     newest = {name: (int(version), seal) for name, version, *_, seal in rows}
     listed: Mapping[str, tuple[int, str]] = (roster or Roster()).policies if session.seals else {}
     copied: Mapping[str, tuple[int, str]] = {} if copy is None else copy.policies
@@ -522,7 +522,7 @@ def policy_faults(session: Session, copy: Head | None = None) -> list[str]:
     return faults
 
 
-def _history_faults(session: Session, rows: Iterator[Sequence[Any]]) -> Iterator[str]:
+def history_faults(session: Session, rows: Iterator[Sequence[Any]]) -> Iterator[str]:
     """Yield the faults in the versions of one policy, oldest first."""
     previous, due = "", 1
     for row in rows:

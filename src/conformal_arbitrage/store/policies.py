@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from conformal_arbitrage.calibration.schedule import preferred_to
 from conformal_arbitrage.errors import DamagedError, StoreError
-from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, read_roster
+from conformal_arbitrage.store.integrity import VERSION, check_versions, enrol, history_faults, read_roster
 from conformal_arbitrage.store.keys import list_all
 from conformal_arbitrage.store.outbox import WebhookEvent, announce
 from conformal_arbitrage.store.pages import intact_notices
@@ -39,6 +39,7 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
     Attributes:
         origin: the version that first installed this certificate.
         intact: whether it is what was installed, as far as the store's keys can tell.
+        earlier_intact: whether all versions before it are; they tell what an alarm or a choice says of this one.
         lifts: how often alarms of this version were lifted.
         alarm: the alarm that stands, if any: the policy serves in safe mode.
         alarmed: the last alarm that speaks against this certificate: raised on this version; or, before it was installed,
@@ -54,6 +55,7 @@ class PolicyVersion(Struct, frozen=True, kw_only=True):
     installed_by: str
     active: bool
     intact: bool = True
+    earlier_intact: bool = True
     lifts: int = 0
     alarm: AlarmBody | None = None
     alarmed: AlarmBody | None = None
@@ -244,10 +246,13 @@ def _versions(session: Session, rows: Sequence[Sequence[Any]]) -> list[PolicyVer
 def _watched(session: Session, raised: Notices, version: PolicyVersion) -> PolicyVersion:
     """Return a version with the alarms that are about it."""
     name, number = version.name, version.version
-    rows = session.rows("select version, certificate from policies where name = ? and version < ?", name, number)
-    documents = {int(earlier): decode_json(text, name) for earlier, text in rows} | {number: version.certificate}
+    rows = session.rows(
+        f"select {VERSION}, seal from policies where name = ? and version < ? order by version", name, number
+    )
+    documents = {int(row[1]): decode_json(row[3], name) for row in rows} | {number: version.certificate}
     return replace(
         version,
+        earlier_intact=not any(history_faults(session, iter(rows))),
         lifts=raised.lifts(name, number),
         alarm=raised.standing(name, number),
         alarmed=alarm_against(raised, version, documents),
