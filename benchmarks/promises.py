@@ -517,7 +517,13 @@ def _section(text: str, results: Sequence[Result], rows: Callable[[Result], Sequ
 
 def _subsection(result: Result, rows: Sequence[Row]) -> str:
     what = "drawn" if result.kind == "batch" else "to calibrate on"
-    lines = [f"### {result.table}: {result.items:,} items, {result.sample:,} {what}", "", f"{result.about}.", ""]
+    trials = f"{max(row.trials for row in rows)} {'draws' if result.kind == 'batch' else 'random halves'}"
+    lines = [
+        f"### {result.table}: {result.items:,} items, {result.sample:,} {what}",
+        "",
+        f"{result.about}; {trials}.",
+        "",
+    ]
     header, body = cells(result, rows)
     lines += ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *body)]
     return "\n".join([*lines, "", *_best(result, rows), ""])

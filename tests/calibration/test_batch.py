@@ -13,7 +13,7 @@ import pytest
 from conformal_arbitrage import Certificate, CertificateError, OptionError, ProjectSecret, calibrate, verify
 from conformal_arbitrage.calibration import batch, certificate
 from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels, certify_batch, certify_labels
-from conformal_arbitrage.core.bounds import hypergeometric_cdf, hypergeometric_limit
+from conformal_arbitrage.core.bounds import accepts_sample, hypergeometric_cdf, hypergeometric_limit
 
 VECTORS = Path(__file__).parents[1] / "recorded" / "batch_limits.csv"
 
@@ -348,3 +348,65 @@ def test_items_that_are_alike_are_told_apart_by_their_place():
     names = batch.names_of(hashes)
     assert len(set(names.tolist())) == 6
     assert names[[0, 1, 4]].tolist() == [5, 7, 9]
+
+
+# --- Graded losses ---
+
+
+def graded_batch(items=2000, sample=400):
+    rng = np.random.default_rng(3)
+    risk = rng.random(items)
+    loss, rows = np.round(risk * rng.random(items), 2), rng.permutation(items)[:sample]
+    draw = BatchDraw(items=items, rows=rows, error=0.1, level=0.1, confidence=0.9, graded=True)
+    return BatchLabels(risk=risk, labelled=np.ones(items, bool), draw=draw, wrong=loss[rows]), loss
+
+
+def test_graded_losses_of_the_labels_kept_add_up_to_what_is_promised(tmp_path):
+    labels, loss = graded_batch()
+    certified = certify_labels(labels)
+    kept = labels.kept(certified.rule)
+    assert 100 < loss[kept].sum() <= 200
+    assert certified.promise.limit is None
+    assert "add up to at most 0.1 times 2000." in certified.guarantee
+    assert "losses of 200" in dict(certified.facts())["wrong labels"]
+    certified.save(tmp_path / "certificate.json")
+    loaded = Certificate.load(tmp_path / "certificate.json")
+    assert verify(loaded, labels).ok
+    document = json.loads(json.dumps(loaded.to_dict()))
+    document["promise"]["limit"] = 30
+    with pytest.raises(CertificateError):
+        Certificate.from_dict(document)
+    draw = labels.draw
+    ours = certify_batch(labels.risk, draw.rows, labels.wrong, error=0.1, confidence=0.9, graded=True)
+    assert ours.rule == certified.rule
+
+
+def test_a_loss_that_nobody_knows_is_a_whole_one():
+    labels, _ = graded_batch()
+    rules = []
+    for loss in (1.0, np.nan):
+        said = labels.wrong.copy()
+        said[::20] = loss
+        changed = BatchLabels(risk=labels.risk, labelled=labels.labelled, draw=labels.draw, wrong=said)
+        rules.append(certify_labels(changed).rule)
+    assert rules[0] == rules[1]
+    assert rules[0].kept < certify_labels(labels).rule.kept
+
+
+def test_larger_losses_are_never_accepted_where_smaller_ones_are_not():
+    rng, accepted = np.random.default_rng(7), []
+    for _ in range(2000):
+        losses = rng.random(30) * rng.random()
+        more = np.minimum(losses + rng.random(30) * (rng.random(30) < 0.2), 1.0)
+        bets = rng.random(30)
+        accepted.append([accepts_sample(some, 60, 20.0, 0.2, bets) for some in (losses, more)])
+    assert (True, False) in set(map(tuple, accepted))
+    assert (False, True) not in set(map(tuple, accepted))
+
+
+def test_graded_losses_are_refused_out_of_range_and_in_another_order_than_drawn():
+    given = {"error": 0.1, "confidence": 0.9, "graded": True}
+    with pytest.raises(OptionError, match="a loss from 0 to 1"):
+        certify_batch([0.1, 0.2, 0.3], [2, 0], [0.5, 1.5], **given)
+    with pytest.raises(OptionError, match="pass the items as drawn"):
+        certify_batch(np.arange(9) / 9, [1, 3, 5, 8], [0.5, 0, 0, 0], **given)

@@ -167,6 +167,26 @@ def test_verdicts_may_say_right_or_wrong():
     assert certify().rule == by_mark.rule
 
 
+def test_machine_labels_may_be_graded_if_the_draw_says_so():
+    rows = table_of()
+    drawn(without_truth(rows), graded=True)
+    truth = {row["id"]: row for row in rows}
+    answered = [(row, truth[row["id"]]) for row in read_rows("batch/sample.csv")]
+    graded = [
+        {**row, "expert": of["truth"], "right": "1" if of["answer"] == of["truth"] else "0.4"} for row, of in answered
+    ]
+    write_rows("batch/sample.csv", graded)
+    certificate = certify()
+    assert "add up to at most 0.1 times 400" in certificate.guarantee
+    assert certificate.evidence.empirical_risk == pytest.approx(
+        0.6 * sum(row["right"] == "0.4" for row in graded) / 100
+    )
+    assert verify(Certificate.load("batch/certificate.json"), read_labels("batch")).ok
+    write_rows("batch/sample.csv", [{**graded[0], "right": "4 of 5"}, *graded[1:]])
+    with pytest.raises(ScoreLogError, match="'4 of 5' is not yes, no or a grade from 0 to 1"):
+        certify()
+
+
 # --- What is refused ---
 
 
@@ -421,6 +441,13 @@ def test_the_commands_go_from_a_table_to_all_labels():
     assert "Nothing is assumed" in run("certificate", "show", "batch/certificate.json", "--full").stdout
     for command in (["assess"], ["apply"]):
         assert run(*command, "batch/certificate.json", "answers.csv", status=2)
+
+
+def test_the_command_draws_for_graded_losses():
+    write_rows("answers.csv", without_truth(table_of()))
+    shown = run("batch", "draw", "answers.csv", "--error", "10%", "--sample", "100", "--graded", "-o", "batch")
+    assert "0.1 of all items lost by labels that are kept" in shown.stdout
+    assert json.loads(Path("batch/batch.json").read_text())["graded"]
 
 
 def test_the_commands_print_json_and_name_a_second_draw():

@@ -8,7 +8,7 @@ import pytest
 
 from conformal_arbitrage.calibration import batch
 from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels
-from conformal_arbitrage.core.bounds import hypergeometric_limit
+from conformal_arbitrage.core.bounds import accepts_sample, hypergeometric_limit, shared_bets
 from tests.conftest import SHARED
 
 ITEMS, SAMPLE, ERROR, LEVEL, DRAWS = 2000, 300, 0.05, 0.05, 20_000
@@ -93,6 +93,75 @@ def test_published_tables_save_more_labels_than_their_authors_and_keep_the_error
         failed += wrong[chosen].sum() > 0.05 * n
     assert kept >= least
     assert failed / draws <= LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / draws)
+
+
+# --- Graded losses ---
+
+
+def graded_piles():
+    """Return losses of items, the most confident first, that add up to hardly more than is allowed."""
+    rng, order = np.random.default_rng(4), np.arange(ITEMS)
+    spread = np.where(order < 400, rng.random(ITEMS), 0.0)
+    return {
+        "whole": np.where(order < ALLOWED + 1, 1.0, 0.0),
+        "halves": np.where(order < 2 * ALLOWED + 2, 0.5, 0.0),
+        "spread": spread * (ALLOWED + 0.5) / spread.sum(),
+        "small": np.full(ITEMS, (ALLOWED + 0.5) / ITEMS),
+    }
+
+
+def accepted_share(losses, *, draws=2000, allowed=ALLOWED, bets=None):
+    """Return how often the test of graded losses says of a sum above what is allowed that it lies below."""
+    rng, accepted = np.random.default_rng(9), 0
+    for _ in range(draws):
+        sample = losses[rng.permutation(ITEMS)[:SAMPLE]]
+        accepted += accepts_sample(sample, ITEMS, allowed, LEVEL, (bets or own_bets)(sample))
+    return accepted / draws
+
+
+def own_bets(sample):
+    return shared_bets(sample, ERROR, LEVEL)
+
+
+def test_the_test_of_graded_losses_keeps_its_level_and_credit_for_repaired_items_is_caught():
+    """Not that of the items which experts repair: the rule for wrong labels has it, by another proof."""
+    whole, limit = graded_piles()["whole"], LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / 2000)
+    assert LEVEL / 3 < accepted_share(whole) <= limit
+    assert accepted_share(whole, allowed=ALLOWED / (1 - SAMPLE / ITEMS)) > limit
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", graded_piles())
+def test_the_test_of_graded_losses_keeps_its_level_on_every_pile(name):
+    assert accepted_share(graded_piles()[name]) <= LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / 2000)
+
+
+def test_bets_that_know_the_loss_they_are_made_on_are_caught():
+    losses = graded_piles()["whole"]
+    knowing = accepted_share(losses, bets=lambda sample: np.where(sample > 0, 0.0, own_bets(sample)))
+    assert knowing > LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / 2000)
+
+
+def graded_failures(losses, *, draws, arrange=lambda rows: rows):
+    """Return how often the losses of the labels kept add up to more than is allowed."""
+    rng, risk, failed = np.random.default_rng(2), np.arange(ITEMS, dtype=float), 0
+    for _ in range(draws):
+        rows = arrange(rng.permutation(ITEMS)[:SAMPLE])
+        draw = BatchDraw(items=ITEMS, rows=rows, error=ERROR, level=LEVEL, confidence=1 - LEVEL, graded=True)
+        labels = BatchLabels(risk=risk, labelled=np.ones(ITEMS, bool), draw=draw, wrong=losses[rows])
+        failed += losses[labels.kept(batch.certify_labels(labels).rule)].sum() > ALLOWED
+    return failed / draws
+
+
+@pytest.mark.proof
+def test_the_promise_about_graded_losses_is_kept_and_a_sample_in_another_order_than_drawn_is_caught():
+    """The kept labels outside the sample lose about a seventh less than all below the threshold: so these lose more."""
+    limit = LEVEL + 3 * sqrt(LEVEL * (1 - LEVEL) / 2000)
+    for losses in graded_piles().values():
+        worse = np.minimum(losses / (1 - SAMPLE / ITEMS) * 1.01, 1.0) if losses.max() < 0.8 else losses
+        assert graded_failures(worse, draws=2000) <= limit
+    halves = graded_piles()["halves"] * 1.2
+    assert graded_failures(halves, draws=300, arrange=lambda rows: np.sort(rows)[::-1].copy()) > limit
 
 
 # --- A pilot ---

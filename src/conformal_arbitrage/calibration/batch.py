@@ -20,10 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from conformal_arbitrage.calibration.certificate import Certificate, batch_figure, issue, signed_bytes
 from conformal_arbitrage.calibration.learned import WIDTH, answer_place, text_embedding
-from conformal_arbitrage.calibration.promises import WRONG_LABEL, Batch, Cutoff, Evidence
+from conformal_arbitrage.calibration.promises import POOR_LABEL, WRONG_LABEL, Batch, Cutoff, Evidence
 from conformal_arbitrage.calibration.secret import ProjectSecret, user_folder
 from conformal_arbitrage.calibration.words import wrong_allowed
-from conformal_arbitrage.core.bounds import hypergeometric_limit
+from conformal_arbitrage.core.bounds import accepts_sample, hypergeometric_limit, shared_bets
 from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
 from conformal_arbitrage.core.ridge import STRENGTHS, FeatureRows, FeatureSet, feature_matrix, fit_ridges, rounded
 from conformal_arbitrage.core.risk import Number, as_fraction
@@ -60,6 +60,7 @@ class BatchDraw:
         pilot: how many of the items drawn do not certify.
         number: which draw from these items it is, counted from 1.
         key: behind the draws that order items of equal risk.
+        graded: whether verdicts are losses from 0 to 1.
     """
 
     items: int
@@ -70,10 +71,11 @@ class BatchDraw:
     pilot: int = 0
     number: int = 1
     key: bytes = b""
+    graded: bool = False
 
     @property
     def limit(self) -> int:
-        """Return how many wrong items of the sample may lie below the cutoff; -1 if it is too small to say anything."""
+        """How many wrong items of the sample may lie below the cutoff; -1 if it is too small to say anything."""
         return hypergeometric_limit(
             self.items - self.pilot,
             wrong_allowed(self.error, self.items),
@@ -168,8 +170,8 @@ class BatchLabels:
         risk: of each item; what it is for an item without a machine label does not matter.
         labelled: which items have a machine label.
         draw: the sample.
-        wrong: of each item drawn, in the order of the draw: 1 if its machine label is wrong, 0 if not, NaN if nobody could
-            say.
+        wrong: of each item drawn, in the order of the draw: 1 if its machine label is wrong, 0 if not, or its loss if the
+            draw is graded; NaN if nobody could say.
         names: by which draws tell items apart; by default their numbers.
         learned: what the risk was learned from on the pilot; empty if it was not.
         fixed: error and level, if they are others than those of the draw, so that nothing is promised.
@@ -223,6 +225,7 @@ def certify_batch(
     confidence: Number | None = None,
     labelled: ArrayLike | None = None,
     pilot: int = 0,
+    graded: bool = False,
     key: bytes = b"",
 ) -> Certificate:
     """Certify which machine labels of a batch may be kept.
@@ -236,12 +239,14 @@ def certify_batch(
             the draw, as `labelled` and `key`; nothing checks that here.
         sampled: the draw; or the numbers of the items drawn, uniformly without replacement, if you drew them yourself.
         wrong: for each item drawn, in that order, whether its machine label is wrong; None if no expert could say, which
-            counts as wrong.
+            counts as wrong. If graded, a loss from 0 to 1.
         error: the largest share of all items; taken from the draw if there is one.
         confidence: in the promise; taken from the draw if there is one.
         labelled: which items have a machine label; by default all.
         pilot: how many of the items drawn, the first ones, you have learned the risk from, if there is no draw: fixed before
             it, and no other label may have been used. They do not certify.
+        graded: whether verdicts are losses from 0 to 1, if there is no draw; fixed before it. The promise is then that the
+            losses of the labels kept add up to at most error n, and `sampled` has to be in the order of the draw.
         key: behind the draws that order items of equal risk, if there is no draw.
 
     Returns:
@@ -263,7 +268,7 @@ def certify_batch(
             raise OptionError(
                 "name error= and confidence=, as they were fixed before the draw, or pass the draw itself"
             )
-        draw = _own_draw(len(risks), sampled, *check_shares(error, confidence), pilot, key)
+        draw = _own_draw(len(risks), sampled, *check_shares(error, confidence), pilot, key, graded=graded)
     if draw.items != len(risks):
         raise OptionError(
             f"the draw is from {draw.items} items, and there are {len(risks)} risks; pass one for each item"
@@ -284,14 +289,16 @@ def certify_labels(labels: BatchLabels) -> Certificate:
         draw = _with_shares(draw, *labels.fixed)
     certify, said = draw.rows[draw.pilot :], labels.wrong[draw.pilot :]
     unknown = labels.labelled[certify] & np.isnan(said)
-    wrong = certify[labels.labelled[certify] & (unknown | (said == 1))]
-    rule = find_cutoff(labels, wrong, draw.limit, wrong_allowed(draw.error, n))
+    losses = np.where(labels.labelled[certify], np.where(unknown, 1.0, said), 0.0)
+    wrong = certify[losses > 0]
+    limit = loss_limit(labels, certify, losses, draw) if draw.graded else draw.limit
+    rule = find_cutoff(labels, wrong, limit, wrong_allowed(draw.error, n))
     promise = Batch(
         error=draw.error,
         confidence=draw.confidence,
         level=draw.level,
         sample=len(draw.rows),
-        limit=draw.limit,
+        limit=None if draw.graded else draw.limit,
         pilot=draw.pilot,
         draw=draw.number,
         chosen_after=labels.fixed is not None,
@@ -299,10 +306,41 @@ def certify_labels(labels: BatchLabels) -> Certificate:
     evidence = Evidence(
         n=n,
         log_sha256=labels.sha256(),
-        empirical_risk=len(wrong) / max(len(certify), 1),
+        empirical_risk=float(losses.sum()) / max(len(certify), 1),
         missing_guardian_rows=int(unknown.sum()),
     )
-    return issue(rule, promise, WRONG_LABEL, evidence, identities="unbound", key=None)
+    loss = POOR_LABEL if draw.graded else WRONG_LABEL
+    return issue(rule, promise, loss, evidence, identities="unbound", key=None)
+
+
+def loss_limit(labels: BatchLabels, certify: Integers, losses: Floats, draw: BatchDraw) -> int:
+    """Return how many items with a loss may lie below the cutoff, by a betting test that all thresholds share.
+
+    The test accepts a threshold if the sample's losses below it show that those of all items there add up to at most
+    error n. The first threshold at which they add up to more is one of the items' own, and a threshold beyond it has no less
+    of a loss in any item: so whatever is accepted too much, the test of that one threshold has failed.
+
+    Args:
+        labels: the batch.
+        certify: the items that certify, in the order of the draw.
+        losses: of these.
+        draw: the terms.
+    """
+    level, lost = float(as_fraction(draw.level, name="level")), np.flatnonzero(losses > 0)
+    lost = lost[np.lexsort((labels.ties(certify[lost]), labels.risk[certify[lost]]))]
+    allowed, items = float(as_fraction(draw.error, name="error") * draw.items), draw.items - draw.pilot
+    bets = shared_bets(losses, draw.error, level) if draw.error > 0 else np.ones(len(losses))
+
+    def accepted(count: int) -> bool:
+        below = np.zeros(len(losses))
+        below[lost[:count]] = losses[lost[:count]]
+        return accepts_sample(below, items, allowed, level, bets)
+
+    low, high = -1, len(lost) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepted(middle) else (low, middle)
+    return low
 
 
 def find_cutoff(labels: BatchLabels, wrong: Integers, limit: int, allowed: int) -> Cutoff:
@@ -363,10 +401,13 @@ def _with_shares(draw: BatchDraw, error: Fraction, level: Fraction) -> BatchDraw
         pilot=draw.pilot,
         number=draw.number,
         key=draw.key,
+        graded=draw.graded,
     )
 
 
-def _own_draw(items: int, sampled: ArrayLike, error: Fraction, level: Fraction, pilot: int, key: bytes) -> BatchDraw:
+def _own_draw(
+    items: int, sampled: ArrayLike, error: Fraction, level: Fraction, pilot: int, key: bytes, *, graded: bool
+) -> BatchDraw:
     """Return a draw that the caller made."""
     rows = np.asarray(sampled)
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -378,6 +419,10 @@ def _own_draw(items: int, sampled: ArrayLike, error: Fraction, level: Fraction, 
         raise OptionError("sampled= names an item twice; the draw is without replacement")
     if not 0 <= pilot <= len(rows):
         raise OptionError(f"pilot= is a part of the {len(rows)} items drawn; got {pilot}")
+    if graded and len(rows) > _FEW and bool((np.diff(rows) > 0).all()):
+        raise OptionError(
+            "sampled= is sorted; graded losses are tested in the order of the draw: pass the items as drawn"
+        )
     return BatchDraw(
         items=items,
         rows=rows,
@@ -386,6 +431,7 @@ def _own_draw(items: int, sampled: ArrayLike, error: Fraction, level: Fraction, 
         confidence=float(1 - level),
         pilot=pilot,
         key=key,
+        graded=graded,
     )
 
 
@@ -407,17 +453,17 @@ def _refuse_unknown_risks(risk: Floats, labelled: Bools) -> None:
 
 
 def _verdicts(wrong: Sequence[bool | None] | ArrayLike, draw: BatchDraw) -> Floats:
-    """Return verdicts as 1, 0 or NaN."""
+    """Return verdicts as 1, 0 or NaN, or losses between them if the draw is graded."""
     given: NDArray[np.object_] = np.array(wrong, dtype=object)
     if given.shape != (len(draw.rows),):
         raise OptionError(f"wrong= takes one verdict per item drawn, {len(draw.rows)} here; got {given.shape}")
     verdicts = np.array([_UNKNOWN if said is None or said != said else float(said) for said in given.tolist()])
-    other = ~(np.isnan(verdicts) | (verdicts == 0) | (verdicts == 1))
+    fine = (verdicts >= 0) & (verdicts <= 1) if draw.graded else (verdicts == 0) | (verdicts == 1)
+    other = ~(np.isnan(verdicts) | fine)
     if other.any():
         place = int(other.argmax())
-        raise OptionError(
-            f"verdict {place} is {given[place]!r}; it must be True (wrong), False or None (nobody could say)"
-        )
+        may = "a loss from 0 to 1" if draw.graded else "True (wrong), False"
+        raise OptionError(f"verdict {place} is {given[place]!r}; it must be {may} or None (nobody could say)")
     return verdicts
 
 
@@ -713,10 +759,10 @@ def learned_risk(items: BatchItems, pilot: Integers, wrong: Floats) -> tuple[Flo
     Args:
         items: the items, read with their features.
         pilot: the items that train the score.
-        wrong: 1 for each of them whose label is wrong, 0 for right, NaN if nobody could say.
+        wrong: 1 for each of them whose label is wrong, 0 for right, NaN if nobody could say; losses are rounded.
     """
     known = items.labelled[pilot] & ~np.isnan(wrong)
-    rows, loss = pilot[known], wrong[known].astype(np.int64)
+    rows, loss = pilot[known], np.rint(wrong[known]).astype(np.int64)
     if items.features is None or min(loss.sum(), len(loss) - loss.sum()) < _FEWEST:
         return items.risk, ()
     confidence = np.where(items.labelled, 1 - items.risk, 0.0)
@@ -766,6 +812,7 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         promised: the probability over this draw and earlier ones of the same items.
         sample: how many items are drawn.
         pilot: how many of them train a score.
+        graded: whether machine labels have losses from 0 to 1.
         draw: which draw from these items it is.
         digest: of the rows in their order.
         digests: of each column.
@@ -782,6 +829,7 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     promised: float
     sample: int
     pilot: int
+    graded: bool
     draw: int
     digest: str
     digests: dict[str, str]
@@ -801,6 +849,7 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             pilot=self.pilot,
             number=self.draw,
             key=hmac.digest(secret.order_key, self.digest.encode(), "sha256"),
+            graded=self.graded,
         )
 
     def signed(self, secret: ProjectSecret) -> "BatchTerms":
@@ -831,6 +880,7 @@ def draw_batch(
     error: Number,
     sample: int,
     pilot: int = 0,
+    graded: bool = False,
     confidence: Number = 0.95,
     columns: BatchColumns | None = None,
     secret: ProjectSecret | None = None,
@@ -846,6 +896,7 @@ def draw_batch(
         error: the largest share of all items that may be kept with a wrong machine label.
         sample: how many items experts label.
         pilot: how many of them train the score by which the others are ordered, and do not certify.
+        graded: machine labels get losses from 0 to 1, which add up to at most error n for those kept.
         confidence: the probability of the promise.
         columns: which columns say what; by default `answer`, `confidence` and, if there is one, `id`.
         secret: the project's secret; by default it is looked for, or made.
@@ -863,7 +914,14 @@ def draw_batch(
     n = len(items.risk)
     if not 1 <= sample <= n:
         raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
-    chosen = [float(share), float(level), sample, secret.id, *([pilot] if pilot else [])]
+    chosen = [
+        float(share),
+        float(level),
+        sample,
+        secret.id,
+        *([pilot] if pilot else []),
+        *(["graded"] if graded else []),
+    ]
     number, spent = _note_draw(user_folder() / DRAWS_FILE, items, chosen)
     if spent >= 1:
         raise OptionError(
@@ -879,6 +937,7 @@ def draw_batch(
         promised=float(1 - spent),
         sample=sample,
         pilot=pilot,
+        graded=graded,
         draw=number,
         digest=items.digest,
         digests=items.columns,
@@ -1182,7 +1241,7 @@ class DrawnBatch:
         with Table(path) as table:
             keys, shown = self._keys(table).tolist(), _shown(table, self.terms.columns)
             columns = [_texts_of(table, name) for name in shown]
-            empty = _filled(path, table).empty.tolist()
+            empty = _filled(path, table, graded=self.draw.graded).empty.tolist()
         return {
             key: "\n".join(f"{name}: {cell}" for name, cell in zip(shown, cells, strict=True) if cell)
             for key, blank, *cells in zip(keys, empty, *columns, strict=True)
@@ -1193,7 +1252,7 @@ class DrawnBatch:
         """Write labels, by key, into the files of experts; what they wrote there stays."""
         for path in filter(_has_items, (folder / SAMPLE, folder / TODO)):
             with Table(path) as table:
-                keys, empty = self._keys(table).tolist(), _filled(path, table).empty.tolist()
+                keys, empty = self._keys(table).tolist(), _filled(path, table, graded=self.draw.graded).empty.tolist()
                 given = [labels.get(key, "") if blank else "" for key, blank in zip(keys, empty, strict=True)]
                 if any(given):
                     others = [name for name in table.types if name not in ("row", _EXPERT)]
@@ -1245,7 +1304,7 @@ class DrawnBatch:
         name = self.terms.columns.id or "row"
         with Table(path) as table:
             places, said = _places_of(self._keys(table), self._own_keys(rows)), table.texts(name)
-            filled = _filled(path, table)
+            filled = _filled(path, table, graded=self.draw.graded)
         counts = np.bincount(places[places >= 0], minlength=len(rows))
         problems = {
             "not given to experts: edited, or another draw's or table's": said[places < 0].tolist(),
@@ -1365,9 +1424,10 @@ def _has_items(path: Path) -> bool:
         return bool(next(stream, b"")) and bool(next(stream, b""))
 
 
-def _filled(path: Path, table: ColumnReader) -> Filled:
+def _filled(path: Path, table: ColumnReader, *, graded: bool) -> Filled:
     """Return what experts wrote, row by row of a file."""
-    right = _truths(path, table.texts(_RIGHT).tolist()) if _RIGHT in table.types else np.full(table.rows, np.nan)
+    given = _RIGHT in table.types
+    right = _truths(path, table.texts(_RIGHT).tolist(), graded=graded) if given else np.full(table.rows, np.nan)
     return Filled(expert=_texts_of(table, _EXPERT), right=right)
 
 
@@ -1377,12 +1437,28 @@ def _wrong(answer: str, expert: str, right: float, same: LabelComparison) -> flo
     return _UNKNOWN if expert in ("", _UNDECIDED) else float(not same(answer, expert))
 
 
-def _truths(path: Path, texts: Sequence[str]) -> Floats:
-    """Return yes and no as 1 and 0, and nothing as NaN."""
-    for row, text in enumerate(texts):
-        if text.strip().lower() not in {"", _UNDECIDED, *_TRUTHS}:
-            raise ScoreLogError(f"{path}: row {row + 1}, column '{_RIGHT}': {text!r:.40} is not yes or no; correct it")
-    return np.array([_TRUTHS.get(text.strip().lower(), np.nan) for text in texts])
+def _truths(path: Path, texts: Sequence[str], *, graded: bool) -> Floats:
+    """Return yes and no as 1 and 0, grades between them if losses are graded, and nothing as NaN."""
+    truths = [_truth(text.strip().lower(), graded=graded) for text in texts]
+    for row, truth in enumerate(truths):
+        if truth is None:
+            may = "yes, no or a grade from 0 to 1" if graded else "yes or no"
+            raise ScoreLogError(
+                f"{path}: row {row + 1}, column '{_RIGHT}': {texts[row]!r:.40} is not {may}; correct it"
+            )
+    return np.array(truths, dtype=np.float64)
+
+
+def _truth(text: str, *, graded: bool) -> float | None:
+    if text in {"", _UNDECIDED}:
+        return np.nan
+    if graded and text not in _TRUTHS:
+        try:
+            grade = float(text)
+        except ValueError:
+            return None
+        return grade if 0 <= grade <= 1 else None
+    return _TRUTHS.get(text)
 
 
 def _refuse_empty(path: Path, filled: Filled, rows: Integers) -> None:

@@ -524,11 +524,10 @@ def _wrong_batch(certificate: "Certificate") -> _Checks:
     rule, promise, evidence, n = certificate.rule, certificate.promise, certificate.evidence, certificate.n
     if not (isinstance(rule, Cutoff) and isinstance(promise, Batch)):
         return {"rule": (certificate.rule, True)}
-    limit = _batch_limit(promise, n) if _is_batch(promise, n) else None
-    below = rule.keeps == "below"
+    graded, below = promise.limit is None, rule.keeps == "below"
     outside = n - promise.sample
     return {
-        "promise": (promise, limit is None or limit != promise.limit),
+        "promise": (promise, not _is_batch(promise, n) or not (graded or promise.limit == _batch_limit(promise, n))),
         "risk": (rule.risk, (rule.risk is not None) != below or not -inf < (rule.risk or 0.0) < inf),
         "tie": (rule.tie, (rule.tie is not None) != below),
         "kept": (rule.kept, not 0 <= rule.kept <= outside or (rule.kept > 0) == (rule.keeps == "none")),
@@ -538,7 +537,7 @@ def _wrong_batch(certificate: "Certificate") -> _Checks:
         "missing_guardian_rows": (
             evidence.missing_guardian_rows, not 0 <= evidence.missing_guardian_rows <= promise.sample,
         ),
-        "loss": (certificate.loss, certificate.loss != promises.WRONG_LABEL),
+        "loss": (certificate.loss, certificate.loss != (promises.POOR_LABEL if graded else promises.WRONG_LABEL)),
         "ancestry": (certificate.ancestry, certificate.ancestry is not None),
         "signature": (certificate.signature, (certificate.signature is None) != (certificate.secret_id is None)),
     }  # fmt: skip
@@ -864,16 +863,16 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
 def _batch_facts(rule: Cutoff, promise: Batch, evidence: Evidence) -> list[tuple[str, str]]:
     n = evidence.n
     below = {"below": f"risk below {rule.risk!r}", "all": "all outside the sample", "none": "none"}[rule.keeps]
-    certify = promise.sample - promise.pilot
+    certify, graded = promise.sample - promise.pilot, promise.limit is None
+    allowed = f"losses of {as_written(promise.error * n)}" if graded else f"{wrong_allowed(promise.error, n)}"
+    lost = f"{evidence.empirical_risk * certify:.6g} lost by {certify}"
+    wrong = f"{round(evidence.empirical_risk * certify)} of {certify} wrong; cutoff after {promise.limit}"
     facts = [
         ("kept", f"{rule.kept} of {n} machine labels, {100 * rule.kept / n:.1f} %  ({below})"),
         ("experts", f"{promise.sample} items of the sample and {n - promise.sample - rule.kept} more"),
-        ("wrong labels", f"at most {wrong_allowed(promise.error, n)}, {as_written(promise.error)} of all items"),
+        ("wrong labels", f"at most {allowed}, {as_written(promise.error)} of all items"),
         ("confidence", f"{as_written(promise.confidence)} over the draw of the sample"),
-        (
-            "in the sample",
-            f"{round(evidence.empirical_risk * certify)} of {certify} wrong; cutoff after {promise.limit}",
-        ),
+        ("in the sample", lost if graded else wrong),
     ]
     if promise.pilot:
         score = f"; score learned from {', '.join(rule.learned)}" if rule.learned else ""

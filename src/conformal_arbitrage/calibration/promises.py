@@ -348,7 +348,8 @@ class Batch(_Part, tag="batch", frozen=True, kw_only=True):
         sample: how many of the items were drawn for experts to label.
         pilot: how many of them trained the score, and do not certify.
         draw: which draw of a sample from these items it was, counted from 1.
-        limit: wrong items of the sample below the cutoff at most; -1 if the sample is too small to say anything.
+        limit: wrong items of the sample below the cutoff at most; -1 if the sample is too small to say anything. None if
+            losses are graded, so that they are added up instead.
         chosen_after: whether error or confidence are others than those fixed before the draw, so that nothing is promised.
     """
 
@@ -356,7 +357,7 @@ class Batch(_Part, tag="batch", frozen=True, kw_only=True):
     confidence: float
     level: float
     sample: int
-    limit: int
+    limit: int | None
     pilot: int = 0
     draw: int = 1
     chosen_after: bool = False
@@ -460,6 +461,7 @@ class Own(_Bounded, tag="own", frozen=True, kw_only=True):
 
 LossTerms = Regret | Net | Own
 WRONG_LABEL = Regret(bound=1.0, zero_one=True, missing_guardian="worst_case")
+POOR_LABEL = Regret(bound=1.0, missing_guardian="worst_case")
 """Of a batch: 1 for a machine label that differs from the expert's, or has no verdict to compare with."""
 
 

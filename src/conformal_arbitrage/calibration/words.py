@@ -119,13 +119,19 @@ def _batch_guarantee(rule: Rule, promise: Promise, evidence: Evidence) -> str:
         )
     n, certify = evidence.n, promise.sample - promise.pilot
     earlier = "the draw" if promise.draw == 1 else _EARLIER_DRAWS.format(earlier=promise.draw - 1)
-    allowed = f"{as_written(promise.error)} of all {n} items, rounded down"
+    share = as_written(promise.error)
+    kept = f"at most {wrong_allowed(promise.error, n)} of the {rule.kept} machine labels that are kept ({share} of all {n} "
+    kept += "items, rounded down) differ from what the experts would say"
+    if promise.limit is None:
+        kept = (
+            f"the losses of the {rule.kept} machine labels that are kept, each from 0 to 1 as experts would grade it, "
+        )
+        kept += f"add up to at most {share} times {n}"
     sentences = [
         f"Experts label {promise.sample} of these {n} items, drawn without replacement, all subsets alike. If items, "
         "machine labels, risks, error, confidence and the size of the sample were fixed before the draw, and an expert's "
         "verdict does not depend on an item's being in the sample, then with probability at least "
-        f"{as_written(promise.confidence)} over {earlier}, at most {wrong_allowed(promise.error, n)} of the {rule.kept} "
-        f"machine labels that are kept ({allowed}) differ from what the experts would say.",
+        f"{as_written(promise.confidence)} over {earlier}, {kept}.",
         "Nothing is assumed about the items, the machine or its confidence.",
         _KEEPS[rule.keeps].format(risk=repr(rule.risk)),
         _PILOT.format(pilot=promise.pilot) if promise.pilot else "",
@@ -141,14 +147,16 @@ def _batch_summary(rule: Rule, promise: Promise, evidence: Evidence) -> str:
     if not (isinstance(rule, Cutoff) and isinstance(promise, Batch)):
         return ""
     n, experts = evidence.n, evidence.n - rule.kept
+    kept = f"at most {wrong_allowed(promise.error, n)} of those kept differ from what the experts would say"
+    if promise.limit is None:
+        kept = f"the losses of those kept add up to at most {as_written(promise.error)} times {n}"
     says = f"{rule.kept} of {n} machine labels are kept ({100 * rule.kept / n:.1f} %); experts label {experts} items."
     if promise.chosen_after:
         return f"{says}\nThere is no guarantee: error or confidence were not fixed before the draw."
     return "\n".join(
         [
             says,
-            f"Promise: with probability {as_written(promise.confidence)} at most {wrong_allowed(promise.error, n)} of those "
-            "kept differ from what the experts would say.",
+            f"Promise: with probability {as_written(promise.confidence)} {kept}.",
             "Conditions: all was fixed before the draw but the verdicts, and these do not depend on it.",
             "Not promised: anything about a part of these items, or about others.",
         ]

@@ -52,6 +52,10 @@ _pilot = click.option(
     "--pilot", type=click.IntRange(0), default=0, metavar="P",
     help="So many of the sample train a score, by which the other items are ordered; they do not certify.",
 )  # fmt: skip
+_graded = click.option(
+    "--graded", is_flag=True,
+    help="Machine labels lose from 0 to 1 (the sample's column `right` takes grades), and losses are added up.",
+)  # fmt: skip
 _engine = click.option(
     "--engine", metavar="NAME", help="For a table of Spark, table:NAME: the Spark that holds it (sc://..., or spark)."
 )
@@ -139,6 +143,7 @@ def _show_plan(plan: BatchPlan) -> None:
 @_promise
 @click.option("--sample", type=click.IntRange(1), required=True, metavar="K", help="Items that experts label.")
 @_pilot
+@_graded
 @click.option("--group-column", metavar="NAME", help="Column of groups, such as languages, for the pilot's score.")
 @click.option("--text-column", metavar="NAME", help="Column of texts for it, as vectors; needs the extra text.")
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="A new folder for the batch.")
@@ -156,6 +161,7 @@ def batch_draw_command(
     confidence: str,
     sample: int,
     pilot: int,
+    graded: bool,
     output: str,
     show_answers: bool,
     engine: str | None,
@@ -177,7 +183,9 @@ def batch_draw_command(
     """
     source = options.open_table(table, engine)
     columns = _columns_named(source, named)
-    batch = draw_batch(source, error=error, confidence=confidence, sample=sample, pilot=pilot, columns=columns)
+    batch = draw_batch(
+        source, error=error, confidence=confidence, sample=sample, pilot=pilot, graded=graded, columns=columns
+    )
     begun = (Path(output) / TERMS).exists()
     batch.write(output, show_answers=show_answers)
     waiting = _ask(batch, output, config, team, labels, instructions, rest=False)
@@ -228,13 +236,15 @@ def _say_draw(batch: DrawnBatch, *, begun: bool) -> None:
     terms, items = batch.terms, batch.items
     columns = terms.columns
     unlabelled = terms.items - int(items.labelled.sum())
+    wrong = "lost by labels that are kept" if terms.graded else "kept with a wrong label"
+    promised = f"at most {terms.error:g} of all items {wrong}, probability {terms.promised:g}"
     facts = [
         ("items", f"{terms.items}" + (f", {unlabelled} without a machine label go to experts" if unlabelled else "")),
         (
             "columns",
             f"label {columns.answer}, confidence {columns.confidence}, id {columns.id or 'the number of the row'}",
         ),
-        ("promise", f"at most {terms.error:g} of all items kept with a wrong label, probability {terms.promised:g}"),
+        ("promise", promised),
     ]
     if terms.pilot:
         facts.append(("pilot", f"the first {terms.pilot} items of the sample train a score, the others certify"))
@@ -351,6 +361,7 @@ def _terms(batch: DrawnBatch) -> dict[str, Any]:
         "items": terms.items,
         "sample": terms.sample,
         "pilot": terms.pilot,
+        "graded": terms.graded,
         "error": terms.error,
         "confidence": terms.promised,
         "draw": terms.draw,

@@ -299,6 +299,26 @@ def accepts(losses: Floats, bets: Floats, line: float, delta: float) -> bool:
     return bool(wealth.max(initial=0.0) >= log(1 / delta) + _MARGIN)
 
 
+def accepts_sample(losses: Floats, items: int, allowed: float, delta: float, bets: Floats) -> bool:
+    """Tell whether the losses of a sample, in the order of its draw, show that those of all items add up to at most a sum.
+
+    If they add up to more, the mean of those not drawn yet is above mu_t = max(0, (allowed - losses so far) / items left),
+    so that the wealth, a product of 1 + bet (mu_t - loss), reaches 1 / delta with a probability of at most delta. With
+    bets of at most 1 no factor is negative, and the wealth falls as any loss rises: larger sets of items have less of it.
+
+    Args:
+        losses: of the items drawn without replacement, in [0, 1].
+        items: how many there are.
+        allowed: the sum.
+        delta: how often a larger sum may be accepted.
+        bets: from 0 to 1, each from earlier losses alone.
+    """
+    left = items - np.arange(len(losses))
+    line = np.maximum(allowed - (np.cumsum(losses) - losses), 0.0) / left
+    wealth = np.cumsum(np.log1p(np.minimum(bets, _BOLDEST) * (line - losses)))
+    return bool(wealth.max(initial=0.0) >= log(1 / delta) + _MARGIN)
+
+
 # --- The luck of the decisions to come ---
 
 
