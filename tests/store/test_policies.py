@@ -105,6 +105,7 @@ def document(
     groups=None,
     alpha=0.1,
     loss="regret",
+    source=None,
 ):
     """What matters of a certificate for whether it was chosen."""
     ancestry = None if step is None else {"step": step, "predecessor_sha256": after and document_sha256(after)}
@@ -114,7 +115,7 @@ def document(
         "rule": whole if groups is None else {"type": "by_group", "groups": each},
         "promise": {"alpha": alpha} if stops is None else {"alpha": alpha, "stops": stops},
         "loss": {"type": loss, "bound": 1.0},
-        "provenance": {"identities": {"primary": models}},
+        "provenance": {"identities": {"primary": models} | ({} if source is None else {"group": {"source": source}})},
         "evidence": {"log_sha256": log},
         "ancestry": ancestry,
     }
@@ -141,6 +142,7 @@ RENEWED_DIAL = document(0.5, stops=[1, 2], log="rows", step="scheduled", after=D
         ([FIRST, DEARER], document(None), None),  # it defers everything
         ([FIRST, DEARER], document(0.5), None),
         ([FIRST, DEARER], document(0.1, models="large"), None),
+        ([FIRST, DEARER], document(groups={"": 0.1}, source="metadata.team"), 2),  # groups make no other models
         ([FIRST, DEARER], document(0.2, step="scheduled", after=DEARER), None),  # the schedule's own
         ([FIRST, DEARER], document(0.2, step="scheduled", after=FIRST), 2),  # one made earlier, installed by hand
         ([FIRST, DEARER, FIRST], document(0.4, step="scheduled", after=FIRST), None),

@@ -183,7 +183,11 @@ def _part(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _models(document: Mapping[str, Any]) -> object:
-    return _part(document, "provenance").get("identities")
+    """Return whose answers a certificate is about, and who grades them; how queries are grouped makes no other models."""
+    identities = _part(document, "provenance").get("identities")
+    if not isinstance(identities, Mapping):
+        return identities
+    return {name: identities.get(name) for name in ("primary", "guardian", "grader")}
 
 
 def _is_scheduled(documents: Mapping[int, Mapping[str, Any]], number: int) -> bool:

@@ -73,14 +73,17 @@ def _rule_line(rule: LiveRule, promise: LivePromise, evidence: Evidence) -> str:
         chain = chain_text((*rule.chain.models, rule.guardian))
         return f"{chain}: the first answer before the path's stop is given, else the Guardian's."
     if isinstance(rule, ByGroup):
-        small = "; small groups share one" if rule.small_groups == "merge" else ""
+        small = (
+            " if it has enough rows, and shares one with the others that do not" if rule.small_groups == "merge" else ""
+        )
         return f"Each group by '{rule.by}' has a threshold of its own{small}; unknown groups are deferred."
     if isinstance(rule, Learned):
         stands = "answer is given" if evidence.router else "choice stands"
         return f"A score learned from these rows says where the Primary's {stands}; otherwise the Guardian decides."
     threshold, shown = repr(rule.relaxation), "the candidates" if rule.guardian_sees == "candidates" else "every action"
     if isinstance(promise, PerSession):
-        return f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
+        says = f"The Primary answers a session if its confidence at first is above {threshold}, else the Guardian does."
+        return says + _at_threshold(rule)
     if evidence.router:
         says = f"The Primary's answer is given where its confidence is above {threshold}, else the Guardian's."
     else:
