@@ -26,7 +26,7 @@ KINDS = {
 
 def arbitrage(folder, *arguments):
     command = [str(Path(sys.executable).with_name("arbitrage")), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, (arguments, done.stdout, done.stderr)
     return done.stdout
 
