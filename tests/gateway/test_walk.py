@@ -97,5 +97,8 @@ def test_four_commands_lead_from_two_endpoints_to_answers_with_a_guarantee(run, 
         with served(tmp_path) as lines:
             fine = "fine" if form == "text" else "left"
             assert asked(lines, 1000, form) == (fine, "primary", "crc")
-            assert asked(lines, 1001, form) == (fine, "guardian", "crc")
+            hard = {asked(lines, number, form) for number in range(1001, 1017, 2)}
+            # All hard requests stand at the threshold, where a draw leaves one in ten to the Primary.
+            assert (fine, "guardian", "crc") in hard
+            assert {guarantee for _, _, guarantee in hard} == {"crc"}
         run("records", "verify")

@@ -223,7 +223,7 @@ def test_a_document_has_every_field_and_the_time_of_later_events(store):
     [feedback] = record.feedback
     assert shown["feedback"] == [
         {"grade": None, "grades": {"primary": 0.0, "guardian": 1.0, "chain": []}, "reason": None, "label": None,
-         "comment": None, "by": "k1", "grader": None, "review": None, "at": feedback.at},
+         "comment": None, "by": "k1", "from_caller": False, "grader": None, "review": None, "at": feedback.at},
     ]  # fmt: skip
 
 

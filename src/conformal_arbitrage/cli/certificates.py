@@ -161,10 +161,10 @@ def _warn_of_rows(scores: options.PairLog, config: str | None, *, clustered: boo
         return
     for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
         warn(problem)
-    _warn_of_grader(scores, config)
+    _warn_of_other_grader(scores, config)
 
 
-def _warn_of_grader(scores: ScoreLog | ScoreParts, config: str | None) -> None:
+def _warn_of_other_grader(scores: ScoreLog | ScoreParts, config: str | None) -> None:
     if "grader" not in (scores.identities or {}):
         return
     with suppress(ConfigError):  # without a configuration there is nothing to compare with
