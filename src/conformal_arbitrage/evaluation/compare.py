@@ -32,7 +32,6 @@ from conformal_arbitrage.scorelog.fitness import refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from matplotlib.axes import Axes
 
@@ -103,9 +102,14 @@ def _by_risk(risk: Floats, u: Floats) -> Indices:
     return np.lexsort((u, risk))
 
 
-def _spent(rows: RuleRows, risk: Floats) -> Floats:
-    """Return the losses added up in the order of risk."""
-    return np.cumsum(rows.loss[_by_risk(risk, rows.u)])
+def _spent(rows: RuleRows, risk: Floats | None = None) -> Floats:
+    """Return the losses added up in the order of risk; by default that of the margin, the largest first."""
+    return np.cumsum(rows.loss[_by_risk(-rows.margin if risk is None else risk, rows.u)])
+
+
+def _by_margin(count: Callable[[RuleRows, float], int]) -> KeepRule:
+    """Return the rule that keeps so many rows as a function says, the largest margins first."""
+    return lambda rows, queries, alpha: _before(rows, -rows.margin, count(rows, alpha), queries, -queries.margin)
 
 
 def _longest(allowed: Bools) -> int:
@@ -124,10 +128,10 @@ def coin(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
     return queries.u < (1.0 if mean <= alpha else alpha / mean)
 
 
-def routellm_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
+@_by_margin
+def routellm_like(rows: RuleRows, alpha: float) -> int:
     """Keep the longest prefix whose mean loss on the same rows is within alpha."""
-    count = _longest(_spent(rows, -rows.margin) <= alpha * rows.n)
-    return _before(rows, -rows.margin, count, queries, -queries.margin)
+    return _longest(_spent(rows) <= alpha * rows.n)
 
 
 def automix_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
@@ -213,16 +217,16 @@ def _limits(n: int, alpha: float) -> Floats:
     return np.array([_limit(k, alpha) for k in range(1, n + 1)], dtype=np.float64)
 
 
-def gate_marginal(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
+@_by_margin
+def gate_marginal(rows: RuleRows, alpha: float) -> int:
     """Keep the longest prefix whose Clopper-Pearson bound on the mean loss over all rows is within alpha."""
-    count = _longest(_spent(rows, -rows.margin) <= _limit(rows.n, alpha))
-    return _before(rows, -rows.margin, count, queries, -queries.margin)
+    return _longest(_spent(rows) <= _limit(rows.n, alpha))
 
 
-def gate_among_kept(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
+@_by_margin
+def gate_among_kept(rows: RuleRows, alpha: float) -> int:
     """Do the same with the bound on the mean loss among the rows kept."""
-    count = _longest(_spent(rows, -rows.margin) <= _limits(len(rows.loss), alpha))
-    return _before(rows, -rows.margin, count, queries, -queries.margin)
+    return _longest(_spent(rows) <= _limits(len(rows.loss), alpha))
 
 
 def _fixed_sequence(rows: RuleRows, passes: Bools, first: int) -> int:
@@ -238,22 +242,22 @@ def cse_among_kept(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
     limits = _limits(len(rows.loss), alpha)
     if not (limits >= 0).any():  # also where no row has a top action that leads
         return np.zeros(len(queries.margin), np.bool_)
-    passes = _spent(rows, -rows.margin) <= limits
+    passes = _spent(rows) <= limits
     count = _fixed_sequence(rows, passes, int(np.argmax(limits >= 0)) + 1)
     return _before(rows, -rows.margin, count, queries, -queries.margin)
 
 
-def cse_marginal(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
+@_by_margin
+def cse_marginal(rows: RuleRows, alpha: float) -> int:
     """Test the mean loss over all rows in the same sequence."""
-    passes = _spent(rows, -rows.margin) <= _limit(rows.n, alpha)
-    return _before(rows, -rows.margin, _fixed_sequence(rows, passes, 1), queries, -queries.margin)
+    return _fixed_sequence(rows, _spent(rows) <= _limit(rows.n, alpha), 1)
 
 
-def c3po_like(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
+@_by_margin
+def c3po_like(rows: RuleRows, alpha: float) -> int:
     """Bound the Guardian's share by a conformal quantile, at the share that our rule has on the rows."""
-    ours = _unbroken(_spent(rows, -rows.margin) <= alpha * (rows.n + 1) - 1)
-    count = int(np.ceil((rows.n + 1) * ours / rows.n))
-    return _before(rows, -rows.margin, count, queries, -queries.margin)
+    ours = _unbroken(_spent(rows) <= alpha * (rows.n + 1) - 1)
+    return int(np.ceil((rows.n + 1) * ours / rows.n))
 
 
 def crc_on_a_grid(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
@@ -267,7 +271,7 @@ def crc_on_a_grid(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
 
 def ours_margin(rows: RuleRows, queries: RuleRows, alpha: float) -> Bools:
     """Run exact conformal risk control on the margin, ties told apart by draws."""
-    count = _unbroken(_spent(rows, -rows.margin) + 1 <= alpha * (rows.n + 1) + 1e-9)
+    count = _unbroken(_spent(rows) + 1 <= alpha * (rows.n + 1) + 1e-9)
     return _kept_if_affordable(rows, queries, alpha, count)
 
 
@@ -492,25 +496,15 @@ def compare(
         costs: what the models cost; or pass the fields of `CostOptions` as keywords.
         **keywords: the fields of `costs`, one by one.
     """
-    refuse_unfit(log.source, log.extra)
     prices = costs_of(log, resolve_options(costs, CostOptions, keywords, name="costs"))
     budgets = [float(as_fraction(alpha, name="alpha")) for alpha in alphas]
     if not budgets or not all(0 < alpha < 1 for alpha in budgets):
         raise OptionError(f"every alpha must lie above 0 and below 1; got {list(alphas)!r}")
-    refuse_floor(log)
-    if log.unknown_loss.any():
-        raise OptionError(f"{log.source}: {n_rows(int(log.unknown_loss.sum()))} without a loss; compare complete rows")
     if splits < 1:
         raise OptionError(f"splits must be 1 or more; got {splits}")
-    rng = np.random.default_rng(seed)
-    rest = len(log) - calibration_size
-    if rest < 1:
-        raise OptionError(
-            f"{log.source}: {n_rows(calibration_size, 'to calibrate on leaves', 'to calibrate on leave')} none of its "
-            f"{len(log)} to test on; give a smaller calibration size (--calibration-size), or a log with more rows"
-        )
-    rows = _rows(log, menu_size)
-    size = min(rest, USUAL_TEST_SIZE) if test_size is None else test_size
+    _refuse_incomparable(log, calibration_size)
+    rng, rows = np.random.default_rng(seed), _rows(log, menu_size)
+    size = min(len(log) - calibration_size, USUAL_TEST_SIZE) if test_size is None else test_size
     parts = draw_splits(len(log), calibration_size=calibration_size, test_size=size, trials=splits, rng=rng)
     rules, left_out = _applicable(rows, rules)
     figures = _all_splits(rows, rules, budgets, parts, prices, rng, progress)
@@ -523,6 +517,18 @@ def compare(
         ),
         left_out=left_out,
     )  # fmt: skip
+
+
+def _refuse_incomparable(log: ScoreLog, calibration_size: int) -> None:
+    refuse_unfit(log.source, log.extra)
+    refuse_floor(log)
+    if log.unknown_loss.any():
+        raise OptionError(f"{log.source}: {n_rows(int(log.unknown_loss.sum()))} without a loss; compare complete rows")
+    if calibration_size >= len(log):
+        raise OptionError(
+            f"{log.source}: {n_rows(calibration_size, 'to calibrate on leaves', 'to calibrate on leave')} none of its "
+            f"{len(log)} to test on; give a smaller calibration size (--calibration-size), or a log with more rows"
+        )
 
 
 def _all_splits(
