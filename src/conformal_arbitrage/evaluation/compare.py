@@ -32,7 +32,6 @@ from conformal_arbitrage.scorelog.fitness import refuse_floor, refuse_unfit
 from conformal_arbitrage.scorelog.log import CostKeywords, CostOptions, Costs, ScoreLog, costs_of
 
 if TYPE_CHECKING:
-
     from matplotlib.axes import Axes
 
 

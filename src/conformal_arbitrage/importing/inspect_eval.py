@@ -7,7 +7,7 @@ with it, or from a score.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.importing.files import (
@@ -24,12 +24,12 @@ from conformal_arbitrage.importing.files import (
     text_of,
 )
 from conformal_arbitrage.importing.pairing import (
+    GradingKeywords,
     GradingStep,
     Imported,
     LoggedAnswer,
     ModelRun,
     Tally,
-    Unpaired,
     import_runs,
 )
 from conformal_arbitrage.types import as_list, as_object, is_list, is_object
@@ -56,9 +56,7 @@ async def read_inspect(
     scorer: str | None = None,
     confidence: str = "logprob",
     group: str | None = None,
-    grade: str | None = None,
-    confidences: str | Path | None = None,
-    unpaired: Unpaired = "refuse",
+    **grading: Unpack[GradingKeywords],
 ) -> Imported:
     """Read the logs of two models on the same task as a score log.
 
@@ -69,9 +67,8 @@ async def read_inspect(
         confidence: "logprob" (the mean token probability), "agreement" (the share of epochs whose answer is that of the
             first), or the name of a score of the Primary.
         group: the field of a sample that names its group, such as metadata.subject.
-        grade: a grader that takes the place of the score.
-        confidences: a table with `id` and `confidence`, in place of the log's.
-        unpaired: "drop" states that samples of one log only are missing for reasons other than the answers.
+        **grading: how answers are graded and paired: the fields of `GradingStep`; a grader takes the
+            place of the score, and a table of confidences that of the log's.
 
     Raises:
         ScoreLogError: a log is damaged, unfinished, or of another task.
@@ -82,13 +79,13 @@ async def read_inspect(
         raise ScoreLogError(
             f"the tasks differ: {logs[0].task!r} and {logs[-1].task!r}; evaluate both models on one task"
         )
-    graded, scorer = grade is None and guardian is not None, scorer if grade is None else None
+    ungraded = grading.get("grade") is None
+    graded, scorer = ungraded and guardian is not None, scorer if ungraded else None
     runs = [
         ModelRun(model=log.model, answers=_answers(log, scorer, confidence, group, unused, graded=graded))
         for log in logs
     ]
-    step = GradingStep(grade=grade, graded=graded, confidences=confidences)
-    return await import_runs("inspect", runs, step, unused=unused, unpaired=unpaired)
+    return await import_runs("inspect", runs, GradingStep(graded=graded, **grading), unused=unused)
 
 
 def inspect_run(path: str | Path, scorer: str | None) -> ModelRun:

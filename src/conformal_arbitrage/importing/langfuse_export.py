@@ -7,7 +7,7 @@ with underscores. Grades and confidences may be scores of Langfuse.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.importing.files import (
@@ -23,12 +23,12 @@ from conformal_arbitrage.importing.files import (
 )
 from conformal_arbitrage.importing.inspect_eval import score_value
 from conformal_arbitrage.importing.pairing import (
+    GradingKeywords,
     GradingStep,
     Imported,
     LoggedAnswer,
     ModelCall,
     Tally,
-    Unpaired,
     joined,
 )
 
@@ -42,15 +42,10 @@ async def read_langfuse(
     primary: str,
     guardian: str | None = None,
     score: str | None = None,
-    grade: str | None = None,
     join: str | None = None,
     confidence: str = "logprob",
     group: str | None = None,
-    expected: str | Path | None = None,
-    confidences: str | Path | None = None,
-    config: str | Path = "arbitrage.toml",
-    max_cost: float | None = None,
-    unpaired: Unpaired = "refuse",
+    **grading: Unpack[GradingKeywords],
 ) -> Imported:
     """Read observations that Langfuse exported, with its scores, as a score log.
 
@@ -58,20 +53,15 @@ async def read_langfuse(
         files: files or folders with observations and scores.
         primary: the Primary's model, as the observations name it.
         guardian: the Guardian's; without one, the answers are the items of a batch.
-        score: the score that grades an answer, in [0, 1]; or else
-        grade: a grader: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
+        score: the score that grades an answer, in [0, 1]; or else give a grader, `grade=`.
         join: the field that both observations of a question share, such as traceId or metadata.item; without it,
             observations with the same input belong together.
         confidence: a score of the Primary's observation or a field such as metadata.confidence; "logprob" if the output
             is a whole completion with logprobs.
         group: the field that names the group of a question, such as metadata.tenant.
-        expected: a table with `id` and `expected`, for graders that compare.
-        confidences: a table with `id` and `confidence`.
-        config: the configuration with the judge.
-        max_cost: dollars that the judge may cost.
-        unpaired: "drop" states that questions of one model only are missing for reasons other than the answers.
+        **grading: how answers are graded and paired: the fields of `GradingStep`.
     """
-    if guardian is not None and (score is None) == (grade is None):
+    if guardian is not None and (score is None) == (grading.get("grade") is None):
         raise OptionError("name either the score that grades the answers, or a grader (--score or --grade)")
     unused = Tally()
     documents = [(place, _camel(document)) for place, document in read_documents(files)]
@@ -79,18 +69,9 @@ async def read_langfuse(
     if score is not None and not any(name == score for _, name in scores):
         known = ", ".join(sorted({name for _, name in scores})) or "none"
         raise OptionError(f"there is no score {score!r}; the files have {known}")
-    step = GradingStep(
-        grade=grade,
-        graded=score is not None,
-        expected=expected,
-        confidences=confidences,
-        config=config,
-        max_cost=max_cost,
-    )
+    step = GradingStep(graded=score is not None, **grading)
     calls = _calls(documents, scores, unused, join=join, score=score, confidence=confidence, group=group)
-    return await joined(
-        "langfuse", calls, [name for name in (primary, guardian) if name is not None], step, unused, unpaired
-    )
+    return await joined("langfuse", calls, primary, guardian, step, unused)
 
 
 def _camel(document: Document) -> Document:

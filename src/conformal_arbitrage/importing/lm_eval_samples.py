@@ -8,18 +8,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.importing.files import Document, as_number, files_of, read_documents
 from conformal_arbitrage.importing.pairing import (
+    GradingKeywords,
     GradingStep,
     Imported,
     LoggedAnswer,
     MenuRow,
     ModelRun,
     Tally,
-    Unpaired,
     import_runs,
     menu_answers,
     menu_log,
@@ -76,9 +76,7 @@ async def read_lm_eval(
     metric: str | None = None,
     filter: str | None = None,
     length_normalized: bool = False,
-    grade: str | None = None,
-    confidences: str | Path | None = None,
-    unpaired: Unpaired = "refuse",
+    **grading: Unpack[GradingKeywords],
 ) -> Imported:
     """Read two runs of lm-evaluation-harness as a score log.
 
@@ -89,9 +87,8 @@ async def read_lm_eval(
         metric: for generated text, the metric that grades an answer; needed if there are several.
         filter: for generated text, lm-eval's filter; needed if there are several.
         length_normalized: divide log-likelihoods by the characters of their option, as acc_norm does.
-        grade: for generated text, a grader that takes the metric's place; see `live.grading`.
-        confidences: for generated text without repeats, a table with `id` and `confidence`.
-        unpaired: "drop" states that documents of one run only are missing for reasons other than the answers.
+        **grading: how answers are graded and paired: the fields of `GradingStep`; a grader of generated text
+            takes the metric's place, and a table of confidences serves where there are no repeats.
 
     Raises:
         ScoreLogError: a file is malformed, or the runs are of different documents.
@@ -107,21 +104,21 @@ async def read_lm_eval(
             "--task"
         )
     _refuse_other_documents(samples[0], samples[-1])
-    step = GradingStep(grade=grade, graded=grade is None and guardian is not None, confidences=confidences)
+    step = GradingStep(graded=grading.get("grade") is None and guardian is not None, **grading)
     if menus == {True}:
         rows = [{id: _menu_row(sample, normalized=length_normalized) for id, sample in run.items()} for run in samples]
         if guardian is None:
             first = ModelRun(model=names[0], answers=menu_answers(rows[0]))
-            return await import_runs("lm-eval", [first], step, unused=unused, unpaired=unpaired)
+            return await import_runs("lm-eval", [first], step, unused=unused)
         log, notes = menu_log(
-            *rows, unpaired=unpaired, unused=unused, metric="acc_norm" if length_normalized else "acc"
+            *rows, unpaired=step.unpaired, unused=unused, metric="acc_norm" if length_normalized else "acc"
         )
         return Imported(log=log, source="lm-eval", models=tuple(names), unused=unused, notes=notes)
     runs = [
         ModelRun(model=name, answers={id: _answer(sample, metric, graded=step.graded) for id, sample in run.items()})
         for name, run in zip(names, samples, strict=True)
     ]
-    return await import_runs("lm-eval", runs, step, unused=unused, unpaired=unpaired)
+    return await import_runs("lm-eval", runs, step, unused=unused)
 
 
 def lm_eval_run(path: str | Path, grade: str | None) -> ModelRun:

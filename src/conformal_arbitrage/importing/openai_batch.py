@@ -1,6 +1,7 @@
 """OpenAI batch files: the output files of two batches over the same requests, joined by `custom_id`, in router form."""
 
 from pathlib import Path
+from typing import Unpack
 
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.importing.files import (
@@ -13,12 +14,12 @@ from conformal_arbitrage.importing.files import (
     tokens_of,
 )
 from conformal_arbitrage.importing.pairing import (
+    GradingKeywords,
     GradingStep,
     Imported,
     LoggedAnswer,
     ModelRun,
     Tally,
-    Unpaired,
     import_runs,
 )
 from conformal_arbitrage.types import Messages
@@ -28,32 +29,22 @@ async def read_openai_batch(
     primary: str | Path,
     guardian: str | Path | None = None,
     *,
-    grade: str | None = None,
     requests: str | Path | None = None,
-    expected: str | Path | None = None,
-    confidences: str | Path | None = None,
-    config: str | Path = "arbitrage.toml",
-    max_cost: float | None = None,
-    unpaired: Unpaired = "refuse",
+    **grading: Unpack[GradingKeywords],
 ) -> Imported:
     """Read the outputs of two batches as a score log.
 
     Args:
         primary: the Primary's output file, or a folder with its output and error files.
         guardian: the same for the Guardian; without one, the answers are the items of a batch.
-        grade: how the answers are graded: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
         requests: the input file of either batch, for the questions.
-        expected: a table with `id` (the custom_id) and `expected`, for graders that compare.
-        confidences: a table with `id` and `confidence`; without it, the logprobs of the Primary's replies are used.
-        config: the configuration with the judge.
-        max_cost: dollars that the judge may cost.
-        unpaired: "drop" states that requests of one batch only are missing for reasons other than the answers.
+        **grading: how answers are graded and paired: the fields of `GradingStep`; ids are custom_ids, and
+            without confidences the logprobs of the Primary's replies are used.
     """
     unused = Tally()
     questions = {} if requests is None else _questions(requests)
     runs = [_run(path, questions) for path in (primary, guardian) if path is not None]
-    step = GradingStep(grade=grade, expected=expected, confidences=confidences, config=config, max_cost=max_cost)
-    return await import_runs("openai-batch", runs, step, unused=unused, unpaired=unpaired)
+    return await import_runs("openai-batch", runs, GradingStep(**grading), unused=unused)
 
 
 def _questions(path: str | Path) -> dict[str, Messages]:

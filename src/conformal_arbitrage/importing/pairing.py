@@ -5,14 +5,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.live.build import Extras, Models
-from conformal_arbitrage.live.config import Config, read_config
+from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.models.port import fingerprint, work_through
@@ -268,6 +268,7 @@ class GradingStep:
         confidences: a table with `id` and `confidence`.
         config: the configuration with the judge.
         max_cost: dollars that the judge may cost.
+        unpaired: "drop" states that questions of one model only are missing for reasons other than the answers.
     """
 
     grade: str | None = None
@@ -276,43 +277,49 @@ class GradingStep:
     confidences: str | Path | None = None
     config: str | Path = "arbitrage.toml"
     max_cost: float | None = None
+    unpaired: Unpaired = "refuse"
 
 
-async def import_runs(
-    source: str, runs: Sequence[ModelRun], step: GradingStep, *, unused: Tally, unpaired: Unpaired
-) -> Imported:
+class GradingKeywords(TypedDict, total=False):
+    """The fields of `GradingStep` that importers take as single keywords."""
+
+    grade: str | None
+    expected: str | Path | None
+    confidences: str | Path | None
+    config: str | Path
+    max_cost: float | None
+    unpaired: Unpaired
+
+
+async def import_runs(source: str, runs: Sequence[ModelRun], step: GradingStep, *, unused: Tally) -> Imported:
     """Return the answers of two models, Primary first, as a score log in router form; of one model, without Guardian."""
     if len(runs) == 1:
         [run] = runs
         alone = [(answer, answer) for answer in run.answers.values()]
-        answers = [answer for answer, _ in with_columns(alone, expected=step.expected, confidences=step.confidences)]
+        answers = [answer for answer, _ in with_columns(alone, step)]
         return Imported(log=answers_log(answers), source=source, models=(run.model,), unused=unused)
     if step.grade is None and not step.graded:
         raise OptionError("name how the answers of both models are graded (--grade)")
-    pairs = paired(*runs, unpaired=unpaired, unused=unused)
-    pairs = with_columns(pairs, expected=step.expected, confidences=step.confidences)
-    log = router_log(await graded(pairs, step.grade, config=step.config, max_cost=step.max_cost), unused)
+    pairs = with_columns(paired(*runs, unpaired=step.unpaired, unused=unused), step)
+    log = router_log(await graded(pairs, step), unused)
     models = runs[0].model, runs[1].model
     return Imported(log=log, source=source, models=models, unused=unused, notes=counted(log))
 
 
-async def graded(
-    pairs: Sequence[Pair], how: str | None, *, config: str | Path = "arbitrage.toml", max_cost: float | None = None
-) -> list[Pair]:
+async def graded(pairs: Sequence[Pair], step: GradingStep) -> list[Pair]:
     """Return the pairs with the grades of a grader, which does not see which model answered.
 
-    Args:
-        how: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human; None keeps the grades that they have.
+    It is exact, regex, json-equal, python:MODULE:FUNCTION, judge or human; without one they keep the grades that they have.
     """
+    how = step.grade
     if how is None:
         return list(pairs)
     if how in COMPARISONS:
         return await _all_graded(pairs, Comparison(how))
     if how.startswith("python:"):
         return await _all_graded(pairs, FunctionGrader(function=load_object(how, Path.cwd()), name=how[7:]))
-    settings: Config = read_config(config)
-    extras = Extras() if max_cost is None else Extras(spending_limit=SpendingLimit(max_cost))
-    async with Models(settings, extras) as models:
+    extras = Extras() if step.max_cost is None else Extras(spending_limit=SpendingLimit(step.max_cost))
+    async with Models(read_config(step.config), extras) as models:
         return await _all_graded(pairs, models.grader(how))
 
 
@@ -336,16 +343,11 @@ async def _graded(answer: LoggedAnswer, other: LoggedAnswer, grader: Grader) -> 
     return replace(answer, grade=await grader.grade(request, answer.text, expected))
 
 
-def with_columns(pairs: Sequence[Pair], *, expected: str | Path | None, confidences: str | Path | None) -> list[Pair]:
-    """Return the pairs with right answers, and confidences of the Primary, from tables that name the questions.
-
-    Args:
-        expected: a table with `id` and `expected` (or `answer`).
-        confidences: a table with `id` and `confidence`.
-    """
-    right: Mapping[str, str] = {} if expected is None else _column(expected, ("expected", "answer"))
-    sure: Mapping[str, str] = {} if confidences is None else _column(confidences, ("confidence",))
-    for name, column in ((expected, right), (confidences, sure)):
+def with_columns(pairs: Sequence[Pair], step: GradingStep) -> list[Pair]:
+    """Return the pairs with right answers, and confidences of the Primary, from tables that name the questions."""
+    right: Mapping[str, str] = {} if step.expected is None else _column(step.expected, ("expected", "answer"))
+    sure: Mapping[str, str] = {} if step.confidences is None else _column(step.confidences, ("confidence",))
+    for name, column in ((step.expected, right), (step.confidences, sure)):
         if name is not None and not any(p.id in column for p, _ in pairs):
             raise ScoreLogError(
                 f"{name}: none of its ids is one of the questions, which are named like {pairs[0][0].id!r:.60}"
@@ -408,18 +410,19 @@ class ModelCall:
 async def joined(
     source: str,
     calls: Iterable[ModelCall],
-    models: Sequence[str],
+    primary: str,
+    guardian: str | None,
     step: GradingStep,
     unused: Tally,
-    unpaired: Unpaired,
 ) -> Imported:
     """Return the calls of two models, or of one, as a score log."""
     every = sorted(calls, key=lambda call: call.at)
+    models = [name for name in (primary, guardian) if name is not None]
     runs = [ModelRun(model=name, answers=_answers(every, name, unused)) for name in models]
     for call in every:
         if not set(call.models) & set(models):
             unused.add("calls of other models", call.models[0])
-    return await import_runs(source, runs, step, unused=unused, unpaired=unpaired)
+    return await import_runs(source, runs, step, unused=unused)
 
 
 def _answers(calls: Iterable[ModelCall], model: str, unused: Tally) -> dict[str, LoggedAnswer]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from sys import float_info
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -28,12 +28,12 @@ from conformal_arbitrage.importing.files import (
     unfolded,
 )
 from conformal_arbitrage.importing.pairing import (
+    GradingKeywords,
     GradingStep,
     Imported,
     LoggedAnswer,
     ModelCall,
     Tally,
-    Unpaired,
     joined,
 )
 from conformal_arbitrage.types import as_object
@@ -47,15 +47,10 @@ async def read_litellm(
     *,
     primary: str,
     guardian: str | None = None,
-    grade: str | None = None,
     join: str | None = None,
     confidence: str = "logprob",
     group: str | None = None,
-    expected: str | Path | None = None,
-    confidences: str | Path | None = None,
-    config: str | Path = "arbitrage.toml",
-    max_cost: float | None = None,
-    unpaired: Unpaired = "refuse",
+    **grading: Unpack[GradingKeywords],
 ) -> Imported:
     """Read LiteLLM's logs of both models as a score log.
 
@@ -63,26 +58,19 @@ async def read_litellm(
         files: files or folders: payloads as its S3, GCS or generic loggers write them, or rows of its spend logs.
         primary: the Primary's model, model group or model id.
         guardian: the Guardian's; without one, the answers are the items of a batch.
-        grade: how the answers are graded: exact, regex, json-equal, python:MODULE:FUNCTION, judge or human.
         join: the field that both calls about a question share, such as trace_id or metadata.question; without it, calls
             with the same messages belong together.
         confidence: "logprob"; or "forecast", 1 minus the difference of the capable and the efficient model's forecasts
             (classifier type llm_v2), whichever call has them; or the field of the Primary's call that holds a confidence.
         group: the field that names the group of a question, such as metadata.user_api_key_team_alias.
-        expected: a table with `id` and `expected`, for graders that compare.
-        confidences: a table with `id` and `confidence`.
-        config: the configuration with the judge.
-        max_cost: dollars that the judge may cost.
-        unpaired: "drop" states that questions of one model only are missing for reasons other than the answers.
+        **grading: how answers are graded and paired: the fields of `GradingStep`.
     """
-    unused = Tally()
-    step = GradingStep(grade=grade, expected=expected, confidences=confidences, config=config, max_cost=max_cost)
+    unused, step = Tally(), GradingStep(**grading)
     calls = _calls(files, unused, join=join, confidence=confidence, group=group)
-    models = [name for name in (primary, guardian) if name is not None]
     if confidence != "forecast":
-        return await joined("litellm", calls, models, step, unused, unpaired)
-    imported = await joined("litellm", _by_question(calls), models, step, unused, unpaired)
-    return _from_forecasts(imported, models, {"kind": LITELLM, **_only_version(files)})
+        return await joined("litellm", calls, primary, guardian, step, unused)
+    imported = await joined("litellm", _by_question(calls), primary, guardian, step, unused)
+    return _from_forecasts(imported, {"kind": LITELLM, **_only_version(files)})
 
 
 def _calls(
@@ -174,13 +162,9 @@ async def read_vllm_sr(
     primary: str,
     guardian: str,
     signal: str,
-    grade: str,
     join: str | None = None,
     group: str | None = None,
-    expected: str | Path | None = None,
-    config: str | Path = "arbitrage.toml",
-    max_cost: float | None = None,
-    unpaired: Unpaired = "refuse",
+    **grading: Unpack[GradingKeywords],
 ) -> Imported:
     """Read replay records of the vLLM Semantic Router, with answers of both models, as a score log.
 
@@ -192,10 +176,9 @@ async def read_vllm_sr(
         primary: the model for easy questions, as records name it (`selected_model`).
         guardian: the model for hard ones.
         signal: the name of the complexity signal.
-        grade: how the answers are graded; see `read_litellm`, as for all further arguments.
+        join, group, **grading: as in `read_litellm`.
     """
     unused, margin = Tally(), f"complexity:{signal}:margin"
-    step = GradingStep(grade=grade, expected=expected, config=config, max_cost=max_cost)
     calls: list[ModelCall] = []
     for place, record in read_documents(files):
         body, reply = unfolded(record.get("request_body")), unfolded(record.get("response_body"))
@@ -221,8 +204,8 @@ async def read_vllm_sr(
             key = None if join is None else str(field_of(record, join))
             models = (str(record.get("selected_model")),)
             calls.append(ModelCall(models=models, key=key, at=str(record.get("timestamp")), answer=answer))
-    imported = await joined("vllm-sr", _by_question(calls), (primary, guardian), step, unused, unpaired)
-    return _from_forecasts(imported, (primary, guardian), {"kind": VLLM_SR, "signal": signal})
+    imported = await joined("vllm-sr", _by_question(calls), primary, guardian, GradingStep(**grading), unused)
+    return _from_forecasts(imported, {"kind": VLLM_SR, "signal": signal})
 
 
 def _single_up(margin: float | None) -> float | None:
@@ -251,9 +234,10 @@ def _by_question(calls: Iterable[ModelCall]) -> list[ModelCall]:
     return [replace(call, answer=replace(call.answer, confidence=first.get(call.question))) for call in ordered]
 
 
-def _from_forecasts(imported: Imported, models: Sequence[str], router: Mapping[str, Any]) -> Imported:
+def _from_forecasts(imported: Imported, router: Mapping[str, Any]) -> Imported:
     """Return a log whose certificate says which router's forecasts it rests on."""
-    identities = {role: {**router, "model": model} for role, model in zip(imported.log.columns, models, strict=False)}
+    named = zip(imported.log.columns, imported.models, strict=False)
+    identities = {role: {**router, "model": model} for role, model in named}
     return replace(imported, log=replace(imported.log, identities=identities))
 
 
