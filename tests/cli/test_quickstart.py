@@ -106,6 +106,68 @@ def test_endpoints_start_from_their_questions():
     assert (read_config().task.form, read_config().alpha) == ("text", 0.1)
     shown = run("quickstart", "--force", input="endpoints\n-\n\n")
     assert "arbitrage collect questions.csv" in shown
+    assert "Name your models there (url, model), and export each key_env (OPENAI_API_KEY)." in shown
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "options", "held"),
+    [
+        ("question,A,B,C,answer", "Most?,7,950,30,B", " --choice-columns A,B,C", "with options (A, B, C)"),
+        ("prompt,option_b,option_a,answer", "Most?,9,7,B",
+         " --choice-columns option_a,option_b --question-column prompt", "with options (option_a, option_b)"),
+        ("question,choice1,choice2,label", "Most?,9,7,1", " --choice-columns choice1,choice2", "with options"),
+        ("question,A,B,answer", "Most?,yes,no,yes", " --grade exact --question-column question", "in free text"),
+        ("prompt,expected", "2+2?,4", " --grade exact --question-column prompt", "in free text"),
+        ("query,options,answer", 'Most?,"[""7"",""9""]",B', " --choices-column options --question-column query", "options"),
+    ],
+)  # fmt: skip
+def test_columns_of_questions_and_options_are_found(header, row, options, held):
+    Path("q.csv").write_text(f"{header}\n{row}\n")
+    start = quick_start("endpoints", ["q.csv"])
+    assert start.commands[1] == f"arbitrage collect q.csv -o log.parquet{options}"
+    assert held in start.summary
+    assert "1 row is too few for alpha 0.05: collect 32 or more first" in start.summary
+    assert ('form = "menu"' in start.configuration) == ("--grade" not in options)
+
+
+@pytest.mark.parametrize("choices", ["Paris|Rome", '"0, 1, 2"'])
+def test_choices_that_are_no_json_list_are_refused_before_anything_is_asked(choices):
+    Path("q.csv").write_text(f"question,choices,answer\nWhere?,{choices},A\n")
+    for command in (["quickstart", "--yes", "--have", "endpoints", "q.csv"], ["collect", "q.csv", "-o", "log.parquet"]):
+        done = CliRunner().invoke(cli, command)
+        if command[0] == "collect":
+            run("init", "--form", "menu")
+            done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 2
+        assert 'write choices as a JSON list: ["Paris", "Rome"]' in done.stderr
+        assert not Path("log.parquet").exists()
+
+
+def test_questions_without_a_column_of_them_are_refused():
+    Path("q.csv").write_text("what,answer\n2+2?,4\n")
+    with pytest.raises(OptionError, match="no column of questions among what, answer"):
+        quick_start("endpoints", ["q.csv"])
+
+
+def test_a_column_of_codes_is_offered_as_the_id():
+    rows = "".join(f"T-{7 * k},{k},Why {k}?,0.{k},1,1\n" for k in range(9))
+    Path("t.csv").write_text(f"ticket,row,question,confidence,small_ok,big_ok\n{rows}")
+    assert "--guardian-grade big_ok --id ticket -o" in quick_start("csv", ["t.csv"]).commands[0]
+
+
+def test_tables_that_the_commands_would_refuse_are_told_so():
+    Path("t.csv").write_text("id,confidence,small_grade,big_grade\na,0.5,1,5\nb,0.6,3,4\n")
+    with pytest.raises(
+        OptionError, match=r"column 'small_grade' goes from 1 to 3, and grades lie in \[0, 1\]; rescale"
+    ):
+        quick_start("csv", ["t.csv"])
+    Path("t.csv").write_text("id,haiku,gpt4\na,0,1\nb,1,1\n")
+    with pytest.raises(
+        OptionError, match=r"no confidence .* arbitrage swap t\.csv --old gpt4 --new haiku --alpha 0\.05"
+    ):
+        quick_start("csv", ["t.csv"])
+    router_table(Path("few.csv"), rows=12)
+    assert "; 12 rows are too few for alpha 0.05: collect 32 or more first" in quick_start("csv", ["few.csv"]).summary
 
 
 @pytest.mark.parametrize("kind", ["lm-eval", "inspect", "openai-batch"])

@@ -213,7 +213,9 @@ def test_a_row_without_options_or_with_an_empty_one_is_refused(save, ending, cho
 
 
 def test_options_that_are_not_a_list_are_refused(save):
-    with pytest.raises(ScoreLogError, match=r"rows\.parquet: column 'choices' is BIGINT; it must hold a list of texts"):
+    with pytest.raises(
+        ScoreLogError, match=r"rows\.parquet: column 'choices' holds no lists; write choices as a JSON list"
+    ):
         read_menus(save("parquet", [{"question": "q", "choices": 7}]))
 
 

@@ -122,7 +122,7 @@ def _show_start(start: QuickStart, output: str, *, as_json: bool) -> None:
         return
     click.echo(wrapped(f"Found: {start.summary}."))
     if start.configuration is not None:
-        click.echo(f"Written: {output}")
+        click.echo(f"Written: {output}. Name your models there (url, model), and export each key_env (OPENAI_API_KEY).")
     click.echo("Next:\n  " + "\n  ".join(start.commands))
 
 

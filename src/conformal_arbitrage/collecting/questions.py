@@ -297,7 +297,16 @@ def _menus(
         return menus
     name = choices_column or "choices"
     _column(table, name, "--choices-column or --choice-columns")
-    flat, sizes = table.text_lists(name)
+    return choice_lists(table, name)
+
+
+def choice_lists(table: Table, name: str) -> list[list[str]]:
+    """Return a column of lists of options."""
+    try:
+        flat, sizes = table.text_lists(name)
+    except ScoreLogError as error:
+        remedy = 'write choices as a JSON list: ["Paris", "Rome"]'
+        raise ScoreLogError(f"{table.path}: column '{name}' holds no lists; {remedy}") from error
     texts: list[str] = flat.tolist()
     lengths: list[int] = [max(size, 0) for size in sizes.tolist()]
     ends = list(accumulate(lengths))

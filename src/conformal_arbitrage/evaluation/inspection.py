@@ -555,7 +555,7 @@ def _cost_ratio(costs: Costs) -> float:
 def _problems(log: ScoreLog, bound: Fraction | None) -> list[str]:
     problems: list[str] = []
     if log.id is None:
-        problems.append("no `id` column: learned scores, joins and resuming need one")
+        problems.append("no `id` column: learned scores, joins and resuming need one (router-log --id names it)")
     missing = log.unknown_loss & ~log.below_floor
     if missing.any():
         what = "a Guardian score" if log.binary is None else "a Guardian score or its `correct`"

@@ -4,15 +4,20 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed
+from conformal_arbitrage.collecting.questions import choice_lists
 from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import OptionError, ScoreLogError
+from conformal_arbitrage.evaluation.inspection import FEWEST_TUNING_ROWS
 from conformal_arbitrage.importing.inspect_eval import inspect_run
 from conformal_arbitrage.importing.lm_eval_samples import lm_eval_run
 from conformal_arbitrage.importing.pairing import LoggedAnswer, ModelRun
@@ -34,6 +39,10 @@ _NEITHER = {"cost", "price", "tokens", "latency", "seconds", "time", "index"}
 _NO_OPTIONS = ("confidence", "correct", "grade")
 """What follows a model's name in columns that are no options."""
 _GUARDIANS = {"g", "guardian", "strong", "large", "big", "expert"}
+_QUESTIONS = ("prompt", "query", "input", "problem", "instruction", "text")
+_OPTION = re.compile(r"(?:option|choice)[ _-]?([a-z]|\d\d?)", re.IGNORECASE)
+_CODE = re.compile(r"(?=.*\d)[\w:#/@-]+")
+"""An id, where no name says so: one word with a digit, and no fraction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,7 @@ def quick_start(have: Have, files: Sequence[str], *, alpha: Number = 0.05, confi
     budget = float(as_fraction(alpha, name="alpha"))
     if have == "endpoints":
         return _endpoints(files, budget, _naming(config))
-    summary, first, ungraded = _from_table(_only(files)) if have == "csv" else (*_from_runs(files), 0)
+    summary, first, ungraded = _from_table(_only(files), budget) if have == "csv" else (*_from_runs(files), 0)
     log = _only(files) if first is None else LOG
     missing = " --missing-guardian worst_case" if ungraded else ""
     recommend = f"arbitrage recommend {_quoted(log)} --alpha {budget:g}{missing} -o {PLAN}"
@@ -92,24 +101,63 @@ def _endpoints(files: Sequence[str], alpha: float, named: str) -> QuickStart:
     """Return the start for live models; the questions' columns say whether they are menus."""
     questions = files[0] if files else "questions.csv"
     form: Form = "menu"
-    grade, summary = "", "two endpoints; put your questions into questions.csv (question, choices, answer)"
+    columns, summary = "", "two endpoints; put your questions into questions.csv (question, choices, answer)"
     if files:
         with Table(questions) as table:
-            menu = any(name == "choices" or name.startswith("choice") for name in table.types)
-            form = "menu" if menu else "text"
-            answered = any(name in table.types for name in ("expected", "answer", "label"))
-            column = "" if menu or "messages" in table.types else " --question-column question"
-            grade = "" if menu else f" --grade {'exact' if answered else 'human'}{column}"
-            summary = f"{table.rows} questions {'with options' if menu else 'in free text'}, and two endpoints"
+            form, columns, held = _asked(table)
+            summary = f"{table.rows} questions {held}, and two endpoints{_too_few(table.rows, alpha)}"
     return QuickStart(
         summary=summary,
         configuration=_configured(form, alpha),
         commands=(
             f"arbitrage check{named}",
-            f"arbitrage collect {_quoted(questions)}{named} -o {LOG}{grade}",
+            f"arbitrage collect {_quoted(questions)}{named} -o {LOG}{columns}",
             f"arbitrage recommend {LOG}{named} -o {PLAN}",
         ),
     )
+
+
+def _asked(table: Table) -> tuple[Form, str, str]:
+    """Return the form of a table's questions, the options that tell `collect` its columns, and what was found."""
+    listed = next((name for name in ("choices", "options") if name in table.types), None)
+    chosen = [] if listed else _option_columns(table)
+    form: Form = "menu" if listed or chosen else "text"
+    usual = ("question", "messages") if form == "menu" else ("messages", "question")
+    question = next((name for name in (*usual, *_QUESTIONS) if name in table.types), None)
+    if question is None:
+        raise OptionError(
+            f"{table.path}: no column of questions among {', '.join(table.types)}; call one 'question', or name it: "
+            "arbitrage collect --question-column COL"
+        )
+    asked = (
+        "" if question == "messages" or (question, form) == ("question", "menu") else f" --question-column {question}"
+    )
+    if listed:
+        choice_lists(table, listed)
+        return form, (f" --choices-column {listed}" if listed != "choices" else "") + asked, f"with options ({listed})"
+    if chosen:
+        return form, f" --choice-columns {_quoted(','.join(chosen))}{asked}", f"with options ({', '.join(chosen)})"
+    grade = "exact" if any(name in table.types for name in ("expected", "answer", "label")) else "human"
+    return form, f" --grade {grade}{asked}", "in free text"
+
+
+def _option_columns(table: Table) -> list[str]:
+    """Return the columns of options in order: option_a, choice1, ...; or A, B, ... where answers are such letters."""
+    keys = {name: match[1].lower() for name in table.types if (match := _OPTION.fullmatch(name))}
+    if len(keys) > 1:
+        return sorted(keys, key=lambda name: (len(keys[name]), keys[name]))
+    letters = {name.upper(): name for name in table.types}
+    named = [letters[letter] for letter in takewhile(letters.__contains__, ascii_uppercase)]
+    answers = {text.strip().upper() for key in ("answer", "label") if key in table.types for text in table.texts(key)}
+    return named if len(named) > 1 and answers & {name.upper() for name in named} else []
+
+
+def _too_few(rows: int, alpha: float) -> str:
+    """Return what to say of a table that `recommend` would refuse; nothing if it has enough rows."""
+    needed = rows_needed(alpha)
+    fewest = next(n for n in count(1) if (cut := round(TUNING_SHARE * n)) >= FEWEST_TUNING_ROWS and n - cut >= needed)
+    few = f"; {n_rows(rows, 'is', 'are')} too few for alpha {alpha:g}: collect {fewest} or more first"
+    return few if rows < fewest else ""
 
 
 def _from_runs(files: Sequence[str]) -> tuple[str, str]:
@@ -178,7 +226,7 @@ def read_run(path: str | Path, *, grade: str | None = None) -> ModelRun:
     )
 
 
-def _from_table(path: str) -> tuple[str, str | None, int]:
+def _from_table(path: str, alpha: float) -> tuple[str, str | None, int]:
     """Return what a table holds, the command that turns it into a score log (None if it is one), and rows without grades.
 
     Raises:
@@ -190,16 +238,18 @@ def _from_table(path: str) -> tuple[str, str | None, int]:
         router = _router_columns(table, names)
         converted = read_confidence(table, router[0])[1] if router else None
         ungraded = np.zeros(table.rows, bool) if router is None else _lacks(table, router[1]) | _lacks(table, router[2])
-        id = _id_column(table, names)
+        id = _id_column(table, [name for name in names if name not in (router or ())])
+        few = _too_few(table.rows, alpha)
         _refuse_repeated_ids(table, path)
+        _refuse_grades(table, names, router)
     if len(lists) > 1:
-        return f"a score log of {', '.join(lists)}", None, 0
+        return f"a score log of {', '.join(lists)}{few}", None, 0
     wide = _wide_pair(names)
     if wide is not None:
         primary, guardian = (",".join(columns) for columns in wide)
         columns = f"--primary {_quoted(primary)} --guardian {_quoted(guardian)}"
         return (
-            f"one column per option, {primary} and {guardian}",
+            f"one column per option, {primary} and {guardian}{few}",
             f"arbitrage import table {_quoted(path)} {columns} -o {LOG}",
             0,
         )
@@ -213,7 +263,7 @@ def _from_table(path: str) -> tuple[str, str | None, int]:
         summary += (
             f"; rows without a grade, which count as the largest loss: {missing} of {len(ungraded)}" if missing else ""
         )
-        return summary, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
+        return summary + few, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
         "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok); "
@@ -232,7 +282,7 @@ def label_columns(table: ColumnReader) -> dict[str, str | None]:
     answer, truth = (next((name for name in usual if name in names), None) for usual in (_ANSWERS, _TRUTHS))
     usable = [name for name in names if name not in (answer, truth) and _words(name) & {*_SURE, *_CONFIDENCES}]
     sure = next((name for name in _CONFIDENCES if name in usable), usable[0] if len(usable) == 1 else None)
-    id = "id" if "id" in names else _id_column(table, names)
+    id = "id" if "id" in names else _id_column(table, [name for name in names if name not in (answer, sure, truth)])
     return {"answer": answer, "confidence": sure, "id": id, "truth": truth}
 
 
@@ -275,10 +325,20 @@ def _router_columns(table: Table, names: Sequence[str]) -> tuple[str, str, str] 
 
 
 def _id_column(table: ColumnReader, names: Sequence[str]) -> str | None:
-    """Return the one column with "id" in its name and another value in each row, where none is called id."""
-    called = [name for name in names if "id" in _words(name)] if "id" not in table.types else []
-    distinct = [name for name in called if len(set(table.texts(name).tolist()) - {""}) == table.rows]
-    return distinct[0] if len(distinct) == 1 else None
+    """Return the one column of distinct values with "id" in its name, else the one of codes; None if one is called id.
+
+    Codes are words with a digit, such as T-1041. A column that counts the rows is none: an id stays with its row.
+    """
+    texts = {name: table.texts(name).tolist() for name in names if "id" not in table.types}
+    texts = {name: values for name, values in texts.items() if len(set(values) - {""}) == table.rows}
+    called = [name for name in texts if "id" in _words(name)]
+    counts = [[str(k + first) for k in range(table.rows)] for first in (0, 1)]
+    codes = [
+        name
+        for name, values in texts.items()
+        if values not in counts and all(map(_CODE.fullmatch, values)) and not _words(name) & _NEITHER
+    ]
+    return next((found[0] for found in (called, codes) if len(found) == 1), None)
 
 
 def _refuse_repeated_ids(table: Table, path: str) -> None:
@@ -290,6 +350,26 @@ def _refuse_repeated_ids(table: Table, path: str) -> None:
         raise OptionError(
             f"{path}: in column 'id', {rows} the id of an earlier row; keep one row of each question, or rename the column "
             "if it names something else, such as a conversation"
+        )
+
+
+def _refuse_grades(table: Table, names: Sequence[str], router: Sequence[str] | None) -> None:
+    """Refuse grades that the printed commands would refuse, and two grades without a confidence."""
+    for name in router[1:] if router else ():
+        values = _values(table, name)
+        if values is not None and values.size and not _is_grade(table, name):
+            raise OptionError(
+                f"{table.path}: column '{name}' goes from {values.min():g} to {values.max():g}, and grades lie in [0, 1]; "
+                "rescale both models' grades first, such as those from 1 to 5 as (grade - 1) / 4"
+            )
+    grades = [name for name in names if _is_grade(table, name) and not _words(name) & _NEITHER]
+    if router is None and len(grades) == len(names) == 2:
+        path = _quoted(str(table.path))
+        old, new = map(_quoted, sorted(grades, key=lambda name: -np.nanmean(table.scalars(name, truths=True))))
+        raise OptionError(
+            f"{table.path}: two grades ({' and '.join(grades)}) and no confidence of the Primary to route by; add a column "
+            f"`confidence`, or see whether one model may replace the other: arbitrage swap {path} --old {old} --new {new} "
+            "--alpha 0.05"
         )
 
 

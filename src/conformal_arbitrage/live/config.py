@@ -850,7 +850,7 @@ def _toml(text: object) -> str:
 
 
 _TEMPLATE = """\
-# Conformal Arbitrage. Next: `arbitrage check`, `arbitrage collect`, `arbitrage calibrate`, `arbitrage serve`.
+# Conformal Arbitrage. Next: `arbitrage check`, `arbitrage collect`, `arbitrage recommend`, `arbitrage serve`.
 # For production: `arbitrage calibrate log.parquet --confidence 0.95`. The certificate then promises its own long-run
 # loss, so that the monitor's alarm stands at alpha itself; it takes some more calls of the Guardian.
 alpha = 0.05             # on average at most 5 points worse than always asking the Guardian
@@ -869,7 +869,7 @@ kind = "chat"            # or decisions, logprob, sampling, function, replay, hu
 kind = "chat"
 {guardian}
 [policies.assistant]     # what applications name as their model
-certificate = "certificate.json"     # `arbitrage calibrate log.parquet -o certificate.json` writes it
+certificate = "certificate.json"     # `arbitrage recommend log.parquet -o route.toml` writes it
 {content}# audit_rate = 0.05                  # the share of decisions that the Guardian checks afterwards
 # aliases = ["gpt-4o"]               # model names that applications already use
 """
