@@ -36,14 +36,15 @@ certificate = "certificate.json"
 
 
 def small_and_large(path, body, number):
-    """The small model is right and sure about even requests, wrong and unsure about odd ones."""
+    """The small model is right and sure about even requests, wrong and unsure about odd ones, the less the later."""
     text = json.dumps(body["messages"])
-    hard = "Request" in text and number_in(body) % 2 == 1
+    number = number_in(body) if "Request" in text else 0
+    hard, unsure = number % 2 == 1, number / 10_000
     large = body["model"] == "large"
     if "Answer choices" in text:
-        return scores(*((0.9, 0.1) if large or not hard else (0.45, 0.55)), model=body["model"])
+        return scores(*((0.9, 0.1) if large or not hard else (0.4 + unsure, 0.6 - unsure)), model=body["model"])
     if "How sure are you" in text:
-        return completion(json.dumps({"confidence": 0.3 if hard else 0.95}), model=body["model"])
+        return completion(json.dumps({"confidence": 0.4 - unsure if hard else 0.95}), model=body["model"])
     return completion("fine" if large or not hard else "wrong", model=body["model"])
 
 
@@ -97,8 +98,5 @@ def test_four_commands_lead_from_two_endpoints_to_answers_with_a_guarantee(run, 
         with served(tmp_path) as lines:
             fine = "fine" if form == "text" else "left"
             assert asked(lines, 1000, form) == (fine, "primary", "crc")
-            hard = {asked(lines, number, form) for number in range(1001, 1017, 2)}
-            # All hard requests stand at the threshold, where a draw leaves one in ten to the Primary.
-            assert (fine, "guardian", "crc") in hard
-            assert {guarantee for _, _, guarantee in hard} == {"crc"}
+            assert asked(lines, 1001, form) == (fine, "guardian", "crc")
         run("records", "verify")
