@@ -184,9 +184,7 @@ def _part(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _models(document: Mapping[str, Any]) -> object:
     """Return whose answers a certificate is about, and who grades them; how queries are grouped makes no other models."""
-    identities = _part(document, "provenance").get("identities")
-    if not isinstance(identities, Mapping):
-        return identities
+    identities = as_object(_part(document, "provenance").get("identities"))
     return {name: identities.get(name) for name in ("primary", "guardian", "grader")}
 
 
