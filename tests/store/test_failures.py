@@ -41,6 +41,14 @@ def test_a_url_of_another_scheme_is_no_file_and_its_password_is_not_shown(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("start", ["postgresql:/", "postgresql:", "mysql:", ""])
+def test_a_url_without_its_slashes_is_no_file_either(tmp_path, start):
+    with pytest.raises(StoreError, match="looks like a mistyped URL") as refused:
+        asyncio.run(open_store(tmp_path / f"{start}u:secret-word@h"))
+    assert "secret-word" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("round", range(5))
 def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
     command = [sys.executable, "-m", "tests.store.committer", where]

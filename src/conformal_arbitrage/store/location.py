@@ -1,6 +1,7 @@
 """open_store: open the store that a URL or a file name leads to."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ async def open_store(
         StoreError: it cannot be used.
     """
     scheme, separator, _ = str(location).partition("://")
+    if not separator and re.search(":.*@", str(location)):
+        raise StoreError(
+            "a database is a file or a postgresql:// URL, and a file's name with ':' and '@' looks like a mistyped URL; "
+            "give postgresql://USER:PASSWORD@HOST/NAME, or another file's name"
+        )
     if separator and scheme not in ("postgres", "postgresql"):  # a file name would be shown, with the password in it
         raise StoreError(
             f"a database is a file or a postgresql:// URL, and {scheme!r:.40} is another scheme; give "
