@@ -84,6 +84,7 @@ class GuardianError(ArbitrageError):
 
     Attributes:
         reason: what went wrong, without text from the endpoint.
+        logged: the message without such text, which may quote the question.
         retryable: whether a retry may succeed.
         status: with which the endpoint refused this very request, such as one that is too long; else None.
         said: what it said then.
@@ -95,6 +96,7 @@ class GuardianError(ArbitrageError):
         message: str,
         *,
         reason: str = "failed",
+        logged: str | None = None,
         retryable: bool = True,
         status: int | None = None,
         said: str = "",
@@ -102,6 +104,7 @@ class GuardianError(ArbitrageError):
     ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.logged = logged or message
         self.retryable = retryable
         self.status = status
         self.said = said

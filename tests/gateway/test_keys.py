@@ -10,7 +10,7 @@ from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.gateway import application
 from conformal_arbitrage.store import keys
-from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, says, votes
+from tests.gateway.house import CHAT, DECISION, UNSURE, error_of, failing, says, votes
 
 FEEDBACK = {"grade": 1}
 
@@ -181,6 +181,15 @@ def arbitrage(gateway, *command, code=0):
 def key(gateway, *options):
     created = json.loads(arbitrage(gateway, "keys", "create", "--json", *options))
     return created, {"Authorization": f"Bearer {created['key']}"}
+
+
+@pytest.mark.parametrize("form", ["menu", "text"])
+def test_the_log_does_not_hold_what_an_endpoint_says_of_a_question(house, caplog, form):
+    unsure = votes(*UNSURE) if form == "menu" else says("mine", 0.1)
+    gateway = house(form=form, primary=unsure, guardian=failing(400, "A letter. is too long"))
+    assert (gateway.decide if form == "menu" else gateway.chat)().status_code in (400, 502)
+    assert "could not be reached, or refused the call (UpstreamError: status 400)" in caplog.text
+    assert "is too long" not in caplog.text
 
 
 def test_a_key_for_operators_reads_figures_and_does_nothing_else(home):

@@ -377,7 +377,8 @@ def error_reply(error: ArbitrageError, policy: str = "") -> ErrorReply:
         document = error_document(str(error), code=error.code, status=error.status, param=error.param)
         hopeless = {"x-should-retry": "false"} if error.status in (409, 410) else {}
         return ErrorReply(status=error.status, document=document, headers={**hopeless, **error.headers})
-    _log.error("%s: %s", type(error).__name__, error, extra={"policy": policy})
+    text = error.logged if isinstance(error, GuardianError) else error
+    _log.error("%s: %s", type(error).__name__, text, extra={"policy": policy})
     status, code, message = 500, "internal_error", "the request could not be served"
     if isinstance(error, StoreError):
         status, code = 503, "record_unavailable"

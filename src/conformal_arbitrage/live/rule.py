@@ -608,12 +608,17 @@ def guardian_failure(leg: Leg, remedy: str | None = None, *, passed_on: bool = F
     """
     failure = leg.error or Failure("")
     reason, retryable = _FAILURES.get(failure.kind, ("failed", True))
-    message = f"the {leg.role.capitalize()} {reason} ({leg.error})" + ("" if remedy is None else f"; {remedy}")
+    ending = "" if remedy is None else f"; {remedy}"
+    message, logged = (
+        f"the {leg.role.capitalize()} {reason} ({shown}){ending}" for shown in (leg.error, replace(failure, message=""))
+    )
     if passed_on and failure.status in _REQUEST_REFUSED and failure.said:
         return GuardianError(
-            message, reason=reason, retryable=False, status=failure.status, said=failure.said, code=failure.code
-        )
-    return GuardianError(message, reason=reason, retryable=retryable and failure.status not in _PERMANENT)
+            message, reason=reason, logged=logged, retryable=False, status=failure.status, said=failure.said,
+            code=failure.code,
+        )  # fmt: skip
+    retryable = retryable and failure.status not in _PERMANENT
+    return GuardianError(message, reason=reason, logged=logged, retryable=retryable)
 
 
 def _identified(request: ChatRequest) -> ChatRequest:
