@@ -101,7 +101,7 @@ def test_the_truthfulqa_protocol_on_the_real_router_log(shared, tmp_path):
     reports, _ = reproduce("truthfulqa", source, out=tmp_path)
     report = reports["truthfulqa"]
     assert "not binarised" in report.configuration["loss"]
-    frontier = report.facts["frontier"]
+    frontier = report.figure.frontier
     assert frontier.of("primary")[0].mean("correct") == pytest.approx(0.56, abs=0.01)
     assert frontier.of("guardian")[0].mean("correct") == pytest.approx(0.85, abs=0.01)
     rows = next(t for t in report.to_dict()["tables"] if t["name"] == "rules")["rows"]
@@ -125,7 +125,7 @@ def test_own_loss_beats_random_routing_where_the_papers_rule_does_not(shared, tm
 
 def test_pku_supports_a_real_valued_safety_guardian(shared, tmp_path):
     reports, _ = reproduce("pku", log_source(shared / "korean-helpful-safe.parquet"), out=tmp_path)
-    for point in reports["pku"].facts["frontier"].of("conformal"):
+    for point in reports["pku"].figure.frontier.of("conformal"):
         assert point.mean("loss") <= point.alpha + 0.02
 
 
@@ -142,7 +142,7 @@ def test_an_experiment_uses_the_public_api_only(science):
         guardian_cost=0.5,
     )
     report = EXPERIMENTS["truthfulqa"].run(bundled_source(), 0)
-    assert report.facts["frontier"].to_dict() == frontier.to_dict()
+    assert report.figure.frontier.to_dict() == frontier.to_dict()
 
 
 @pytest.mark.proof

@@ -43,7 +43,7 @@ class ReportTable:
         return {"name": self.name, "title": self.title, "rows": rows}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """A frontier to draw, and its axes."""
 

@@ -1,6 +1,6 @@
 """The paper's experiments on data: TruthfulQA with its ablations, MMLU, and PKU-SafeRLHF."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,17 +115,27 @@ def run_truthfulqa(variant: Variant, source: Source, seed: int) -> Report:
         own_title = "Here: everything shown on a deferral, calibrated on that loss"
         tables += [our_table(shown_all, own_title, name="own loss"), set_size_table(frontier)]
     settings = {"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": prices, "grid": variant.rule.get("grid")}
-    return Report(
-        name=variant.name,
-        title=variant.title,
-        source=source.title,
-        configuration=settings,
-        data_sha256=log.sha256(),
-        seed=seed,
-        tables=(*tables, rules_table(log, variant.alphas, **sweep)),
-        figure=Figure(frontier=frontier, x="cost", y="correct"),
-        facts={"frontier": frontier},
+    tables.append(rules_table(log, variant.alphas, **sweep))
+    return _report(
+        (variant.name, variant.title), source, log, seed, settings, tables, Figure(frontier, "cost", "correct")
     )
+
+
+def _report(
+    named: tuple[str, str],
+    source: Source,
+    log: ScoreLog,
+    seed: int,
+    settings: dict[str, Any],
+    tables: Sequence[ReportTable],
+    figure: Figure,
+    *notes: str,
+) -> Report:
+    """Return the report of an experiment on a log, given its name and title."""
+    return Report(
+        name=named[0], title=named[1], source=source.title, configuration=settings, data_sha256=log.sha256(), seed=seed,
+        tables=tuple(tables), notes=notes, figure=figure,
+    )  # fmt: skip
 
 
 TRUTHFULQA = tuple(
@@ -154,21 +164,10 @@ def run_mmlu(source: Source, seed: int) -> Report:
     sweep |= {"trials": TRIALS, "seed": seed}
     frontier = evaluate(log, ALPHAS, **PAPER_RULE, **sweep)
     sizes = f"{SAMPLE} a trial, balanced over {subjects} subjects (the paper: 57), split in halves"
-    return Report(
-        name=MMLU.name,
-        title=MMLU.title,
-        source=source.title,
-        configuration={"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": prices, "grid": 0.01},
-        data_sha256=log.sha256(),
-        seed=seed,
-        tables=(
-            our_table(frontier, "Here: the paper's rule on a grid of 0.01"),
-            paper_table("tab:mmlu_restricted"),
-            rules_table(log, ALPHAS, **sweep),
-        ),
-        figure=Figure(frontier=frontier, x="cost", y="correct"),
-        facts={"frontier": frontier},
-    )
+    settings = {"trials": TRIALS, "sizes": sizes, "loss": loss, "prices": prices, "grid": 0.01}
+    ours = our_table(frontier, "Here: the paper's rule on a grid of 0.01")
+    tables = (ours, paper_table("tab:mmlu_restricted"), rules_table(log, ALPHAS, **sweep))
+    return _report((MMLU.name, MMLU.title), source, log, seed, settings, tables, Figure(frontier, "cost", "correct"))
 
 
 MMLU = Experiment(name="mmlu", title="MMLU: cost against accuracy over many subjects", run=run_mmlu)
@@ -211,19 +210,13 @@ def run_pku(source: Source, seed: int) -> Report:
         details = our_table(frontier, f"{title}: details", name=f"{name} details", y=outcome)
         tables += [_pku_table(frontier, name, title, outcome), details, replace(rules, name=f"{name} rules")]
         frontiers.append(frontier)
-    return Report(
-        name=PKU.name,
-        title=PKU.title,
-        source=source.title,
-        configuration={"trials": TRIALS, "sizes": sizes, "grid": 0.0025, "helpfulness": outcome},
-        data_sha256=log.sha256(),
-        seed=seed,
-        tables=(*tables, paper_table("tab:pku_main")),
-        notes=(
-            "A budget for the 0/1 Guardian bounds how often the safer reply is lost; only the severity reading bounds it.",
-        ),
-        figure=Figure(frontier=frontiers[-1], x="loss", y=outcome),
-        facts={"frontier": frontiers[-1]},
+    settings = {"trials": TRIALS, "sizes": sizes, "grid": 0.0025, "helpfulness": outcome}
+    note = (
+        "A budget for the 0/1 Guardian bounds how often the safer reply is lost; only the severity reading bounds it."
+    )
+    tables.append(paper_table("tab:pku_main"))
+    return _report(
+        (PKU.name, PKU.title), source, log, seed, settings, tables, Figure(frontiers[-1], "loss", outcome), note
     )
 
 

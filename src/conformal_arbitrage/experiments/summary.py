@@ -36,7 +36,8 @@ class PaperClaim:
             return "not run"
         if isinstance(self.here, str):
             return self.here
-        return self.here(*(reports[name].facts.get("frontier", reports[name]) for name in self.needs))
+        known = (reports[name] for name in self.needs)
+        return self.here(*(report if report.figure is None else report.figure.frontier for report in known))
 
 
 def _by_alpha(frontier: Frontier) -> dict[float, FrontierPoint]:

@@ -17,7 +17,7 @@ from conformal_arbitrage.errors import ReplyError, ScoreLogError
 from conformal_arbitrage.importing.pairing import Imported, Tally, counted
 from conformal_arbitrage.models.chat import answer_text, mean_probability
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.tables import Table
+from conformal_arbitrage.scorelog.tables import Table, refuse_absent_column
 from conformal_arbitrage.types import JSON, Messages, as_list, as_object, is_object
 
 # --- JSON documents in files and folders, and the fields in them ---
@@ -155,15 +155,15 @@ _ZSTANDARD = 93
 _LARGEST_MEMBER = 1 << 30
 
 
-def read_members(path: Path, *, start: str, end: str = ".json") -> Iterator[tuple[str, Document]]:
-    """Yield the JSON objects of an archive whose names begin and end like this; of equal names, the last.
+def read_members(path: Path, *, start: str) -> Iterator[tuple[str, Document]]:
+    """Yield the JSON objects of an archive whose names begin like this; of equal names, the last.
 
     Raises:
         ScoreLogError: it is no archive, or a member cannot be read.
     """
     try:
         with ZipFile(path) as archive:
-            members = {member.filename: member for member in archive.infolist() if _is_named(member, start, end)}
+            members = {member.filename: member for member in archive.infolist() if _is_named(member, start)}
             _refuse_giants(path, members.values())
             packed = [member for member in members.values() if member.compress_type == _ZSTANDARD]
             texts = _inflated(path, packed) if packed else {}
@@ -174,8 +174,8 @@ def read_members(path: Path, *, start: str, end: str = ".json") -> Iterator[tupl
         raise ScoreLogError(f"{path}: cannot be read ({error}); is the file complete?") from error
 
 
-def _is_named(member: ZipInfo, start: str, end: str) -> bool:
-    return member.filename.startswith(start) and member.filename.endswith(end)
+def _is_named(member: ZipInfo, start: str) -> bool:
+    return member.filename.startswith(start) and member.filename.endswith(".json")
 
 
 def _refuse_giants(path: Path, members: Iterable[ZipInfo]) -> None:
@@ -334,11 +334,8 @@ def read_wide(
     """
     with Table(path) as table:
         for name in (*primary, *guardian):
-            if name not in table.types:
-                raise ScoreLogError(
-                    f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; name one column per "
-                    "option with --primary and --guardian, separated by commas"
-                )
+            remedy = "; name one column per option with --primary and --guardian, separated by commas"
+            refuse_absent_column(name, table.types, path, remedy=remedy)
     log = ScoreLog.read(path, primary=primary, guardian=guardian, outcomes=outcomes)
     unused = Tally()
     for name in log.extra:

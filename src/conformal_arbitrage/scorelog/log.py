@@ -38,6 +38,7 @@ from conformal_arbitrage.scorelog.tables import (
     arrow_stream,
     arrow_table,
     pandas_frame,
+    refuse_absent_column,
     strings,
     write_table,
 )
@@ -335,8 +336,7 @@ class ScoreLog:
         """
         with Table(path) as table:
             for name in (confidence, primary_grade, guardian_grade, *([] if id == "id" else [id])):
-                if name not in table.types:
-                    raise ScoreLogError(f"{path}: there is no column '{name}'; it has {', '.join(sorted(table.types))}")
+                refuse_absent_column(name, table.types, path, remedy="")
             graded = {
                 name: grades(table.scalars(name, truths=True), name, high=1, source=table.source)
                 for name in (primary_grade, guardian_grade)
@@ -696,17 +696,11 @@ def _names(columns: ScoreColumns) -> list[str]:
 
 
 def _require(table: ColumnReader, names: Iterable[str]) -> None:
+    remedy = "; name the columns with primary=, guardian=, outcomes= (--primary-column, --guardian-column, --outcome)"
+    if any(column.endswith("_confidence") for column in table.types):
+        remedy += "; if this is the log of a cascade, read it with calibrate --path, evaluate --path"
     for name in names:
-        if name not in table.types:
-            chained = any(column.endswith("_confidence") for column in table.types)
-            cascade = (
-                "; if this is the log of a cascade, read it with calibrate --path, evaluate --path" if chained else ""
-            )
-            raise ScoreLogError(
-                f"{table.source}: there is no column '{name}'; it has {', '.join(sorted(table.types))}; "
-                "name the columns with primary=, guardian=, outcomes= (--primary-column, --guardian-column, --outcome)"
-                f"{cascade}"
-            )
+        refuse_absent_column(name, table.types, table.source, remedy=remedy)
 
 
 def _role_name(table: ColumnReader, columns: ScoreColumns | None, role: str) -> str:
@@ -980,8 +974,9 @@ def _with_nulls(lists: Lists, sizes: Integers, offsets: Integers) -> Floats:
     return full
 
 
-def _finite(raw: RawColumns, name: str, values: Floats, offsets: Integers, *, limit: float = LARGEST_SCORE) -> Floats:
+def _finite(raw: RawColumns, name: str, values: Floats, offsets: Integers) -> Floats:
     """Refuse infinities; NaN may stay."""
+    limit = LARGEST_SCORE
     if values.size and (np.fmax.reduce(values) > limit or np.fmin.reduce(values) < -limit):
         where = int((np.abs(values) > limit).argmax())
         row = int(np.searchsorted(offsets, where, side="right")) - 1

@@ -798,13 +798,13 @@ def first_repeated(names: Sequence[str]) -> str | None:
     return None
 
 
-def refuse_absent_column(name: str, names: Collection[str], source: str) -> None:
+NAME_ROLES: Final = "; name the columns with primary=, guardian= (--primary-column, --guardian-column)"
+
+
+def refuse_absent_column(name: str, names: Collection[str], source: object, *, remedy: str = NAME_ROLES) -> None:
     """Refuse a table that lacks a column."""
     if name not in names:
-        raise ScoreLogError(
-            f"{source}: there is no column '{name}'; it has {', '.join(sorted(names))}; name the columns with primary=, "
-            "guardian= (--primary-column, --guardian-column)"
-        )
+        raise ScoreLogError(f"{source}: there is no column '{name}'; it has {', '.join(sorted(names))}{remedy}")
 
 
 def quoted(name: str) -> str:
@@ -1101,25 +1101,24 @@ class FrameTable(ColumnReader):
         """Return a column as text, and whether all entries are surely distinct; see `numbers`."""
         return (self.texts(name), False) if name in self._lists else super().ids(name)
 
-    def _load(self, frame: object) -> None:
+    def _load(self, frame: Any) -> None:
         try:
-            self._connection.register("frame", frame if _is_from("pandas", frame) else _ArrowSource(frame))
-            self._connection.execute(
-                "create temp table source as select * from frame"
-            )  # some streams are read only once
+            source = frame if _is_from("pandas", frame) else _Capsules(frame.__arrow_c_stream__)
+            self._connection.register("frame", source)
+            self._connection.execute("create temp table source as select * from frame")  # which may be read only once
             self._connection.unregister("frame")
         except self._error as error:
             raise self._translated(error) from error
 
 
-class _ArrowSource:
-    """A frame as DuckDB reads it without pyarrow: nothing but the PyCapsule interface."""
+@dataclass(frozen=True, slots=True)
+class _Capsules:
+    """Nothing but the PyCapsule interface, for libraries that know a frame, or table, by no more."""
 
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
+    stream: Callable[[object], object]
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self._frame.__arrow_c_stream__(requested_schema)
+        return self.stream(requested_schema)
 
 
 def _is_from(library: str, frame: object) -> bool:
@@ -1211,7 +1210,7 @@ def arrow_stream(table: TableColumns, requested_schema: object = None) -> object
 def arrow_table(table: TableColumns) -> Any:
     """Return a `pyarrow.Table` with the metadata in its schema."""
     pyarrow = _library("pyarrow", "to_arrow()")
-    copied = pyarrow.table(_Columns(table))
+    copied = pyarrow.table(_Capsules(lambda schema: arrow_stream(table, schema)))
     return copied.replace_schema_metadata({METADATA_KEY: _document(table)} if table.metadata else None)
 
 
@@ -1225,16 +1224,6 @@ def pandas_frame(table: TableColumns) -> Any:
     if table.metadata:
         frame.attrs[METADATA_KEY] = _document(table)
     return frame
-
-
-class _Columns:
-    """Columns with the PyCapsule interface."""
-
-    def __init__(self, table: TableColumns) -> None:
-        self._table = table
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return arrow_stream(self._table, requested_schema)
 
 
 def _library(name: str, purpose: str) -> ModuleType:
