@@ -5,8 +5,9 @@ import importlib
 import importlib.util
 import io
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -264,10 +265,9 @@ class ScoreRows:
         return FeatureSet(menu_size=self.menu_size, groups=self.names, tokens=tokens, text=text, answers=answers)
 
     def fits(self) -> list[RidgeFits]:
-        """Fit every strength of the penalty, without the answer and, if it is known, with it."""
+        """Fit every strength of the penalty to as many features as `FeatureSet.widths` says, fewer first."""
         matrix, margin, features = self.matrix(), self.rows.margin, self.features
-        variants = [replace(features, answers=False), features] if features.answers else [features]
-        weights = [variant.penalties() for variant in variants]
+        weights = [features.penalties()[:width] for width in features.widths()]
         return [
             fit_ridges(
                 matrix[:, : len(weight)],
@@ -413,7 +413,7 @@ class LearnedScore:
         self._features = self.rows.features
 
     def rules(self) -> list[LearnedRule]:
-        """Return the fitted rules, without the answer and, if it is known, with it; they are built once."""
+        """Return the fitted rules, those of fewer features first; they are built once."""
         if not self._rules:
             matrix = self.rows.matrix()
             for fits in self.rows.fits():
@@ -459,18 +459,18 @@ class LearnedScore:
         said = answer_place(answer) if features.answers else -1
         places, values = query_features(features, margin, top, exact, group, tokens, words, said)
         new = self.rows.rows.group is not None and bool(group) and group not in features.groups
-        rules = self.rules()
-        decision, with_answer = rules[-1].decide(places, values, u, margin, unseen=new, answer=said), len(rules) > 1
-        if with_answer:
-            without = len(places) - 2 * (said >= 0)
-            plain = rules[0].decide(places[:without], values[:without], u, margin, unseen=new, answer=said)
-            decision, with_answer = (decision, True) if decision.kept_rows > plain.kept_rows else (plain, False)
-        name = "margin" if decision.candidate == MARGIN else f"penalty {STRENGTHS[decision.candidate - 1]:g}"
-        name += " with the answer" if with_answer else ""
+        decided, extra, to_beat = None, 0, -1
+        for number, rule in enumerate(self.rules()):
+            known = bisect_left(places, len(rule.rotation))
+            better = rule.decide(places[:known], values[:known], u, margin, unseen=new, answer=said, to_beat=to_beat)
+            if better is not None:
+                decided, extra, to_beat = better, number, rule.to_beat(better)
+        assert decided is not None, "the first rule has nothing to beat"
+        name = "margin" if decided.candidate == MARGIN else f"penalty {STRENGTHS[decided.candidate - 1]:g}"
+        further = ["the answer"] * features.answers + ["the text"] * bool(features.text)
+        name += f" with {' and '.join(further[:extra])}" if extra else ""
         missing = self.missing(group, tokens, words, said)
-        return decision.kept, LearnedUse(
-            candidate=name, count=decision.kept_rows, score=decision.score, missing=missing
-        )
+        return decided.kept, LearnedUse(candidate=name, count=decided.kept_rows, score=decided.score, missing=missing)
 
     def missing(
         self, group: str | None, tokens: float | None, words: Sequence[float] = (), answer: int = -1

@@ -366,7 +366,12 @@ def _learned_rule(rule: Learned, alpha: float, loss: LossTerms, evidence: Eviden
     stands = "answer is given" if evidence.router else "top action stands"
     features = ", ".join(_FEATURES[name] for name in terms.features)
     penalties = ", ".join(as_written(penalty) for penalty in terms.penalties)
-    answers = ", each without the answer and with it" if "answer" in terms.features else ""
+    further = [name for name in ("answer", "text") if name in terms.features]
+    answers = {
+        0: "",
+        1: f", each without the {' and '.join(further)} and with it",
+        2: ", each without answer and text, with the answer, and with both",
+    }[len(further)]
     among = (
         f"the penalties {penalties}{answers}"
         if rule.score == "learned"

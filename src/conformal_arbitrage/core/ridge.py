@@ -39,15 +39,15 @@ class FeatureSet:
             None if menus differ, or in router form.
         groups: the groups that have a column of their own.
         tokens: whether the Primary's output tokens are known when the decision is made.
+        answers: whether the Primary's answer is known.
         text: how many columns the vector of a query's text has; 0 without one.
-        answers: whether the Primary's answer is known; its columns are the last ones.
     """
 
     menu_size: int | None = None
     groups: tuple[str, ...] = ()
     tokens: bool = False
-    text: int = 0
     answers: bool = False
+    text: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large for a column per pair of actions."""
@@ -61,6 +61,11 @@ class FeatureSet:
         weights = np.ones(width)
         weights[:2] = 0.001, 0.1
         return weights
+
+    def widths(self) -> list[int]:
+        """Return how many columns, the first ones, are tried: without answers and texts, with answers, with both."""
+        width = len(self.penalties())
+        return sorted({width - self.text - 2 * ANSWERS * self.answers, width - self.text, width})
 
     @property
     def menu_width(self) -> int:
@@ -104,12 +109,12 @@ def feature_matrix(features: FeatureSet, rows: FeatureRows) -> Floats:
         parts.append(_one_hot(features.groups, rows))
     if features.tokens:
         parts.append(_length(rows))
-    if features.text:
-        parts.append(np.zeros((len(z), features.text)) if rows.text is None else rows.text)
     if features.answers:
         said = np.full(len(z), -1) if rows.answer is None else rows.answer
         place = (said[:, None] == np.arange(ANSWERS)).astype(np.float64)
         parts += [place, place * z[:, None]]
+    if features.text:
+        parts.append(np.zeros((len(z), features.text)) if rows.text is None else rows.text)
     return np.concatenate(parts, axis=1) + 0.0  # -0.0 becomes 0.0
 
 
@@ -125,7 +130,7 @@ def query_features(
 ) -> tuple[list[int], list[float]]:
     """Return the features of one query: their columns, and their values as in `feature_matrix`, to the bit.
 
-    Columns that are left out are 0.
+    Columns rise, and those that are left out are 0.
 
     Args:
         features: which features there are.
@@ -156,14 +161,14 @@ def query_features(
         places += (start, start + 1)
         values += (length, max(0.0, length - 0.5))
     start += 2 * features.tokens
+    if features.answers and answer >= 0:
+        places += (start + answer, start + ANSWERS + answer)
+        values += (1.0, z)
+    start += 2 * ANSWERS * features.answers
     for place, value in enumerate(text, start):
         if value:
             places.append(place)
             values.append(value)
-    if features.answers and answer >= 0:
-        start += features.text
-        places += (start + answer, start + ANSWERS + answer)
-        values += (1.0, z)
     return places, values
 
 
@@ -420,19 +425,25 @@ def decide_variants(
         numbered = [
             replace(decisions, candidate=decisions.candidate + place * len(fits.strengths)) for decisions in decided
         ]
-        best = [_best_of(*pair) for pair in zip(best, numbered, strict=True)] if best else numbered
+        best = [_best_of(*pair, fits) for pair in zip(best, numbered, strict=True)] if best else numbered
     return best
 
 
-def _best_of(first: LearnedDecisions, second: LearnedDecisions) -> LearnedDecisions:
+def _best_of(first: LearnedDecisions, second: LearnedDecisions, fits: RidgeFits) -> LearnedDecisions:
     """Return, for each query, the decision whose candidate keeps more rows; the first one among equals."""
-    better = second.count > first.count
+    better = second.count > first.count + _margin_lead(first.count, fits) * (first.candidate == MARGIN)
     return LearnedDecisions(
         kept=np.where(better, second.kept, first.kept),
         candidate=np.where(better, second.candidate, first.candidate),
         count=np.where(better, second.count, first.count),
         score=np.where(better, second.score, first.score),
     )
+
+
+def _margin_lead(count: Integers | int, fits: RidgeFits) -> Integers:
+    """Return how many rows more than the margin a learned score has to keep, where sizes only stand in for what counts."""
+    deferred = np.maximum(len(fits.loss) + 1 - np.asarray(count), 0)
+    return np.floor(np.sqrt(deferred) / 2).astype(np.int64) * fits.gains
 
 
 def decide_budgets(
@@ -509,15 +520,16 @@ def left_out_kept(variants: Sequence[RidgeFits], *, budget: int, with_margin: bo
     fits, scores = variants[0], [-variants[0].margin] if with_margin else []
     for each in variants:
         scores += [rounded(residuals) for residuals in each.size - (each.size - each.fitted) / (1 - each.leverage)]
-    best, chosen, by_margin = np.zeros(len(fits.size), np.bool_), 0, 0 if with_margin else -1
+    best, most, chosen, by_margin = np.zeros(len(fits.size), np.bool_), 0, 0, 0 if with_margin else -1
     for number, score in enumerate(scores):
         lost = fits.loss_rows[np.lexsort((fits.u[fits.loss_rows], score[fits.loss_rows]))]
         kept = np.ones(len(score), np.bool_)
         if budget < len(lost):
             line, line_u = score[lost[budget]], fits.u[lost[budget]]
             kept = (score < line) | ((score == line) & (fits.u < line_u))
-        if kept.sum() > best.sum():
-            best, chosen = kept, number
+        if kept.sum() > most:
+            best, chosen, most = kept, number, int(kept.sum())
+            most += int(_margin_lead(most, fits)) * (number == by_margin)
     if not fits.gains:
         return best
     if fits.answer is not None and chosen != by_margin:
@@ -619,9 +631,7 @@ def _decide_block(
     copies = _copies(fits, np.where(kinds.unseen[:, None] > 0, np.nan, kinds.features))
     n, member = len(u), kinds.member
     best = [
-        LearnedDecisions(
-            kept=np.zeros(n, np.bool_), candidate=np.zeros(n, np.int64), count=np.full(n, -1), score=np.zeros(n)
-        )
+        LearnedDecisions(kept=np.zeros(n, np.bool_), candidate=np.full(n, -1), count=np.full(n, -1), score=np.zeros(n))
         for _ in budgets
     ]
     for number in range(0 if with_margin else 1, len(fits.strengths) + 1):
@@ -644,7 +654,7 @@ def _decide_block(
             candidate = LearnedDecisions(
                 kept=stands, candidate=np.full(n, number), count=counted, score=query_scores[member]
             )
-            best[k] = _best_of(best[k], candidate)
+            best[k] = _best_of(best[k], candidate, fits)
     return [replace(decisions, kept=decisions.kept & (kinds.margin > 0)[member]) for decisions in best]
 
 
@@ -848,7 +858,8 @@ class LearnedRule:
         *,
         unseen: bool = False,
         answer: int = -1,
-    ) -> LearnedDecision:
+        to_beat: int = -1,
+    ) -> LearnedDecision | None:
         """Decide one query by the candidate that keeps most rows, the first one among equals.
 
         Args:
@@ -858,14 +869,15 @@ class LearnedRule:
             margin: its margin, above 0.
             unseen: whether it has a column of its own, such as a new group.
             answer: the place of its answer; -1 if unknown.
+            to_beat: how many rows another rule keeps; None is returned if none keeps more.
         """
         best = self._by_margin(u, margin) if self.with_margin else None
+        to_beat = to_beat if best is None else self.to_beat(best)
         scores, query_scores = self._scores(places, values, unseen=unseen)
         for number, (count, kept, score) in enumerate(self._counts(scores, query_scores, u), start=1):
-            if best is None or count > best.kept_rows:
-                best = LearnedDecision(kept=kept, candidate=number, kept_rows=count, score=score)
-        assert best is not None
-        if not self.gains or len(self.losses) < self.budget:
+            if count > to_beat:
+                best, to_beat = LearnedDecision(kept=kept, candidate=number, kept_rows=count, score=score), count
+        if best is None or not self.gains or len(self.losses) < self.budget:
             return best
         if best.candidate == MARGIN:
             before = bisect_right(self.losses_by_margin, (-margin, u))
@@ -876,6 +888,11 @@ class LearnedRule:
         asked = ((query_score - SHIFT) / TICKS, u, answer)
         kept = _passes_by_signs((walked - SHIFT) / TICKS, self.u, self.loss, self.answer, asked, self.budget)
         return best._replace(kept=kept)
+
+    def to_beat(self, decision: LearnedDecision) -> int:
+        """Return how many rows another candidate must keep more than."""
+        lead = int(math.sqrt(max(self.rows + 1 - decision.kept_rows, 0)) / 2) if self.gains else 0
+        return decision.kept_rows + lead * (decision.candidate == MARGIN)
 
     def _passes(self, scores: Floats, query_score: float, u: float) -> bool:
         """Tell whether the query comes before the sum of losses, with one more, first exceeds the budget."""
