@@ -82,3 +82,12 @@ def test_a_key_must_be_bytes_and_belong_to_the_certificate(certificate, science)
         type(certificate).from_dict(document, key="text")
     with pytest.raises(CertificateError, match="has no key"):
         type(certificate).from_dict(calibrate(science, 0.05, boundary="include").to_dict(), key=b"k")
+
+
+@pytest.mark.parametrize("given", [[0.1], 0.9, np.array([0.95]), None])
+def test_one_number_for_a_routers_certificate_is_refused_with_what_it_takes(given):
+    log = ScoreLog.from_router(confidence=[0.2, 0.9] * 50, primary_grade=[0, 1] * 50, guardian_grade=[1, 1] * 50)
+    certificate = calibrate(log, alpha=0.1)
+    with pytest.raises(OptionError, match=r"give \[0, confidence\], such as \[0, 0\.9\]; got"):
+        certificate.decide(given)
+    assert [certificate.decide([0, s]).decided_by for s in (0.1, 0.9, None)] == ["guardian", "primary", "guardian"]

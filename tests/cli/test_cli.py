@@ -213,6 +213,19 @@ def test_another_recommendation_on_the_same_rows_says_that_they_were_looked_at(r
     assert "must have been fixed before" in noted
 
 
+def test_a_recommendation_that_is_refused_says_where_to_write_and_is_no_look(run, monkeypatch):
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-secret-of-some-length")
+    call = ("recommend", "log.parquet", *PAIR, "--trials", "2", "--alpha")
+    run(*call, "0.05", "--share", "0.3", "-o", "plan.toml")
+    monkeypatch.setattr("conformal_arbitrage.evaluation.recommendation.recommend", None)  # nothing is computed
+    for name in ("plan.toml", "other.toml"):
+        refused = run(*call, "0.1", "-o", name, code=2)
+        assert "name another folder in -o, or overwrite it with --force" in refused.stderr
+    assert not Path("other.toml").exists()
+    seen = run("calibrate", "log.parquet", *PAIR, "--alpha", "0.05").stderr
+    assert "was looked at once before (recommend), and this is calibration 2 of it" in seen
+
+
 def test_two_tables_with_the_same_ids_are_two_logs(run):
     ids, rng = [str(k) for k in range(200)], np.random.default_rng(3)
     for name in ("mine.parquet", "yours.parquet"):

@@ -126,7 +126,7 @@ def test_columns_of_questions_and_options_are_found(header, row, options, held):
     start = quick_start("endpoints", ["q.csv"])
     assert start.commands[1] == f"arbitrage collect q.csv -o log.parquet{options}"
     assert held in start.summary
-    assert "1 row is too few for alpha 0.05: collect 32 or more first" in start.summary
+    assert "1 row is too few for alpha 0.05: collect 19 or more first" in start.summary
     assert ('form = "menu"' in start.configuration) == ("--grade" not in options)
 
 
@@ -167,7 +167,7 @@ def test_tables_that_the_commands_would_refuse_are_told_so():
     ):
         quick_start("csv", ["t.csv"])
     router_table(Path("few.csv"), rows=12)
-    assert "; 12 rows are too few for alpha 0.05: collect 32 or more first" in quick_start("csv", ["few.csv"]).summary
+    assert "; 12 rows are too few for alpha 0.05: collect 19 or more first" in quick_start("csv", ["few.csv"]).summary
 
 
 @pytest.mark.parametrize("kind", ["lm-eval", "inspect", "openai-batch"])

@@ -52,6 +52,18 @@ def test_looks_are_counted_and_only_the_latest_are_kept(path, monkeypatch):
     assert len(json.loads(path.read_text())["looks"]) == 3
 
 
+def test_a_run_that_looked_at_two_parts_counts_once_whichever_is_calibrated(path, tmp_path):
+    explore, certify = split(LOG)
+    note_look(certify.lineage(), "recommend", beside=explore.lineage()[-1:], terms="a", path=path)
+    copied = explore.taken_from()
+    assert copied.lineage() == explore.lineage()[-1:]
+    for log, terms in ((LOG, "a"), (explore, "a"), (copied, "a"), (certify, "b")):
+        assert looks_at(log.lineage(), terms=terms, path=path).commands == {"recommend": 1}
+    assert not looks_at(certify.lineage(), terms="a", path=path).commands
+    note_look(certify.lineage(), "recommend", terms="b", path=path)
+    assert looks_at(LOG.lineage(), path=path).commands == {"recommend": 2}
+
+
 def test_a_calibration_with_the_same_terms_does_not_count(path):
     note_look(LOG.lineage(), "calibrate", terms="a", path=path)
     assert not looks_at(LOG.lineage(), terms="a", path=path).commands

@@ -340,7 +340,7 @@ def test_the_commands_that_are_printed_come_to_the_same_certificate(run):
     same = {name: value for name, value in printed.items() if name not in ("looked_at", "signature")}
     assert {name: written[name] for name in same} == same
     seen = run("calibrate", "tuning.parquet", *COLUMNS, "--alpha", "0.05")
-    assert "was looked at 3 times before (recommend, calibrate), and this is calibration 2 of it" in seen.stderr
+    assert "was looked at 2 times before (recommend, calibrate), and this is calibration 2 of it" in seen.stderr
 
 
 def test_the_commands_and_the_plan_of_a_score_from_texts_come_to_the_same_certificate(run):

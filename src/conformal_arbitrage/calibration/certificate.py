@@ -13,7 +13,7 @@ from functools import cache
 from math import ceil, inf
 from pathlib import Path
 from sys import maxsize
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -1304,6 +1304,10 @@ class Certificate:
             actions: the texts to choose from.
             answer: what the Primary answered, if it is a feature of the learned score; of menus, the top action's text.
         """
+        if self.evidence.router and np.size(cast("Any", primary_scores)) == 1:
+            raise OptionError(
+                f"the certificate is of a confidence: give [0, confidence], such as [0, 0.9]; got {primary_scores!r:.80}"
+            )
         candidates, margin, use = self.sight(
             primary_scores, id=id, group=group, tokens=tokens, text=text, actions=actions, answer=answer
         )

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from conformal_arbitrage.calibration.calibrate import calibrate
 from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import ON_THIS_LOG, Certificate, Decisions
 from conformal_arbitrage.calibration.learned import sidecar_path
-from conformal_arbitrage.calibration.planning import Plan, plan, rows_needed, sure_rows_needed
+from conformal_arbitrage.calibration.planning import Plan, certified_rows, plan, rows_needed, sure_rows_needed
 from conformal_arbitrage.calibration.promises import Cluster
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.calibration.verify import (
@@ -30,6 +30,7 @@ from conformal_arbitrage.calibration.verify import (
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_table, readable_width, warn, wrapped
 from conformal_arbitrage.core.exact import n_rows
+from conformal_arbitrage.core.risk import as_fraction
 from conformal_arbitrage.errors import ConfigError, ScoreLogError
 from conformal_arbitrage.evaluation.looks import calibration_terms
 from conformal_arbitrage.evaluation.recommendation import Recommendation, RoutePlan, read_route_plan
@@ -149,7 +150,7 @@ def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSec
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate.sign(secret)
     if output is not None:
-        options.refuse_overwriting(output, certificate, force=given["force"])
+        options.refuse_overwriting(output, lambda there: not there.differences(certificate), force=given["force"])
         certificate.save(output)
     options.remember_look(lineage, "calibrate", terms=terms)
     return certificate
@@ -593,27 +594,36 @@ def recommend_command(
     logs = plan.logs(folder)
     if plan.sample is not None:
         warn(f"from {n_rows(f'{len(logs[0]):,}')}: {logs[0].source}")
+    if output is not None:  # before the work, as far as it can be told
+        _refuse_overwriting(output, lambda there: _may_be_of(there, plan, logs), force=force)
     recommendation = plan.recommend(logs, secret.boundary_key)
-    certificate, terms = recommendation.certificate, calibration_terms(recommendation.certificate)
-    looks = options.describe_looks(recommendation.certified.lineage(), fixed_before=fixed_before, terms=terms)
-    certificate = certificate if looks is None else certificate.with_looks(looks)
-    certificate = certificate.sign(secret)
-    if recommendation.tuning is not None:
-        options.remember_look(recommendation.tuning.lineage(), "recommend")
-    options.remember_look(recommendation.certified.lineage(), "recommend", terms=terms)
-    for problem in repeats(recommendation.certified).problems():
-        warn(problem)
+    rows, terms = recommendation.certified, calibration_terms(recommendation.certificate)
+    looks = options.describe_looks(rows.lineage(), fixed_before=fixed_before, terms=terms)
+    certificate = recommendation.certificate if looks is None else recommendation.certificate.with_looks(looks)
+    recommendation = replace(recommendation, certificate=certificate.sign(secret))
     done = plan.with_result(recommendation)
     if output is not None:
-        beside = Path(output).with_name(CERTIFICATE)
-        options.refuse_overwriting(beside, certificate, force=force)
-        certificate.save(beside)
+        _refuse_overwriting(output, lambda there: not there.differences(certificate), force=force)
+        recommendation.certificate.save(Path(output).with_name(CERTIFICATE))
         done.write(output)
     if certified is not None:
-        recommendation.certified.write(certified)
-    recommendation = replace(recommendation, certificate=certificate)
+        rows.write(certified)
+    tuning = () if recommendation.tuning is None else recommendation.tuning.lineage()[-1:]
+    options.remember_look(rows.lineage(), "recommend", beside=tuning, terms=terms)
+    for problem in repeats(rows).problems():
+        warn(problem)
     _show(recommendation, done, folder, output, certified, full=full, as_json=as_json)
     _compare(plan, done)
+
+
+def _refuse_overwriting(output: str, is_same: Callable[[Certificate], bool], *, force: bool) -> None:
+    options.refuse_overwriting(Path(output).with_name(CERTIFICATE), is_same, force=force, another="folder")
+
+
+def _may_be_of(there: Certificate, plan: RoutePlan, logs: Iterable[ScoreLog]) -> bool:
+    """Tell whether a certificate is of the budget of a plan, and of rows of these logs."""
+    rows = (certified_rows(log, there.provenance.part).sha256() for log in logs)
+    return there.alpha == float(as_fraction(plan.alpha, name="alpha")) and there.evidence.log_sha256 in rows
 
 
 def _plan(

@@ -668,8 +668,13 @@ def log_of(certificate: Certificate, log: str, columns: Columns, engine: str | N
     return scores.sample(part.sample) if part is not None and part.sample and isinstance(scores, ScoreParts) else scores
 
 
-def refuse_overwriting(path: str | Path, certificate: Certificate, *, force: bool) -> None:
+def refuse_overwriting(
+    path: str | Path, is_same: Callable[[Certificate], bool], *, force: bool, another: str = "file"
+) -> None:
     """Refuse to overwrite anything but a certificate of the same log and options.
+
+    Args:
+        another: what -o names.
 
     Raises:
         OutputError: the file is there, and is another.
@@ -677,10 +682,10 @@ def refuse_overwriting(path: str | Path, certificate: Certificate, *, force: boo
     if force or not Path(path).is_file():  # a folder is refused when it is written to
         return
     with suppress(CertificateError):
-        if not Certificate.load(path).differences(certificate):
+        if is_same(Certificate.load(path)):
             return
     raise OutputError(
-        f"{path}: already exists, and is not the certificate of the same log and options; name another file with -o, or "
+        f"{path}: already exists, and is not the certificate of the same log and options; name another {another} in -o, or "
         "overwrite it with --force"
     )
 
@@ -710,10 +715,12 @@ def lacks_guardian(scores: ScoreLog | ScoreParts) -> bool:
     return scores.guardian is None if isinstance(scores, ScoreParts) else bool(scores.missing.all())
 
 
-def remember_look(lineage: Sequence[str], command: str, *, terms: str | None = None) -> None:
+def remember_look(
+    lineage: Sequence[str], command: str, *, beside: Sequence[str] = (), terms: str | None = None
+) -> None:
     """Note that a command looked at a log; a folder that cannot be written gives a warning."""
     try:
-        note_look(lineage, command, terms=terms)
+        note_look(lineage, command, beside=beside, terms=terms)
     except OutputError as error:
         warn(f"this look was not noted, so calibrate cannot remind you of it: {error}")
 

@@ -31,12 +31,14 @@ class Look(msgspec.Struct, kw_only=True):
 
     Attributes:
         parents: digests of the logs that it was taken from.
+        beside: digests of logs that the same run looked at, such as the rows that it chose on.
         terms: of a calibration, what was chosen for it.
     """
 
     command: str
     log: str
     parents: list[str] = []
+    beside: list[str] = []
     terms: str | None = None
     times: int = 1
     last: str = ""
@@ -44,7 +46,7 @@ class Look(msgspec.Struct, kw_only=True):
     @property
     def kind(self) -> tuple[object, ...]:
         """What looks have in common that are counted together."""
-        return self.command, self.log, self.parents, self.terms
+        return self.command, self.log, self.parents, self.beside, self.terms
 
 
 class _File(msgspec.Struct):
@@ -103,11 +105,19 @@ def _chain_terms(rule: PathRule) -> list[object]:
     return [rule.chain.models if tuning.fixed else rule.models, rule.guardian, tuning.share, tuning.seed]
 
 
-def note_look(lineage: Sequence[str], command: str, *, terms: str | None = None, path: Path | None = None) -> None:
+def note_look(
+    lineage: Sequence[str],
+    command: str,
+    *,
+    beside: Sequence[str] = (),
+    terms: str | None = None,
+    path: Path | None = None,
+) -> None:
     """Note that a log was looked at.
 
     Args:
         lineage: digests of the logs that it was taken from, and its own at last.
+        beside: digests of logs that the same run looked at: it counts once, whichever of them is calibrated.
         terms: of a calibration, what was chosen for it.
         path: where looks are kept; `looks_path()` if None.
 
@@ -116,7 +126,7 @@ def note_look(lineage: Sequence[str], command: str, *, terms: str | None = None,
     """
     path = path or looks_path()
     *parents, digest = lineage
-    look = Look(command=command, log=digest, parents=parents, terms=terms)
+    look = Look(command=command, log=digest, parents=parents, beside=list(beside), terms=terms)
     looks = _read(path)
     look.times += sum(earlier.times for earlier in looks if earlier.kind == look.kind)
     look.last = datetime.now(UTC).isoformat(timespec="seconds")
@@ -143,7 +153,7 @@ def looks_at(lineage: Sequence[str], *, terms: str | None = None, path: Path | N
     for look in _read(path or looks_path()):
         if look.terms is not None and (look.log, look.terms) == (lineage[-1], terms):
             continue
-        related = look.log in lineage or lineage[-1] in look.parents
+        related = not {look.log, *look.beside}.isdisjoint(lineage) or lineage[-1] in look.parents
         if look.terms is not None and (related or set(look.parents) & set(lineage)):
             calibrations.add((look.log, look.terms))
             related = True

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.calibration.planning import TUNING_SHARE, rows_needed
+from conformal_arbitrage.calibration.planning import rows_needed
 from conformal_arbitrage.collecting.questions import choice_lists
 from conformal_arbitrage.core.exact import Floats, n_rows
 from conformal_arbitrage.core.risk import Number, as_fraction
@@ -154,8 +154,7 @@ def _option_columns(table: Table) -> list[str]:
 
 def _too_few(rows: int, alpha: float) -> str:
     """Return what to say of a table that `recommend` would refuse; nothing if it has enough rows."""
-    needed = rows_needed(alpha)
-    fewest = next(n for n in count(1) if (cut := round(TUNING_SHARE * n)) >= FEWEST_TUNING_ROWS and n - cut >= needed)
+    fewest = max(rows_needed(alpha), FEWEST_TUNING_ROWS)
     few = f"; {n_rows(rows, 'is', 'are')} too few for alpha {alpha:g}: collect {fewest} or more first"
     return few if rows < fewest else ""
 
