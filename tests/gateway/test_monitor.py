@@ -1,6 +1,7 @@
 """The ledger, states and alarms of a real gateway over scripted models."""
 
 import json
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -476,6 +477,18 @@ def test_a_key_whose_audits_fail_is_named_and_can_be_excluded_which_ends_no_alar
     newest = {record.key_id: record.decision for record in reversed(gateway.records(limit=4))}
     assert (newest[hostile].overridden, newest[hostile].audited) == (True, False)
     assert CliRunner().invoke(cli, ["records", "verify", "--config", str(gateway.path)]).exit_code == 0
+
+
+def test_questions_that_one_caller_spreads_over_several_keys_are_named_too(house, monkeypatch):
+    monkeypatch.setattr("conformal_arbitrage.gateway.watcher.SERVED_EVERY", 0.1)
+    gateway = house(policy=AUDITED, guardian=picky)
+    keys = [gateway.key("call") for _ in range(3)]
+    gateway.headers = gateway.keyed("admin")
+    for number in range(12):
+        sent = {"Authorization": f"Bearer {keys[number % 3][0]}"}
+        gateway.decide({**DECISION, "input": f"refuse me {number}"}, headers=sent)
+    named = until(lambda: re.search(r"12 audits .* of the API keys (.*)", "\n".join(monitor(gateway)["reasons"])), 60)
+    assert len({id for _, id in keys if f"{id} (4)" in named[1]}) == 2
 
 
 @pytest.mark.parametrize("form", ["menu", "text"])

@@ -63,7 +63,7 @@ class Watcher:
         self._watches: dict[str, dict[str, LedgerWatch]] = {}  # by policy, then by ledger: "" without groups
         self._facts: dict[tuple[str, int], LossFacts | None] = {}
         self._served_at: dict[str, float] = {}
-        self._missing: dict[LedgerKey, tuple[int, str, int]] = {}  # how many there are, and whose the most are
+        self._missing: dict[LedgerKey, tuple[int, str]] = {}  # how many there are, and whose most of them are, in words
         self._trouble = ""
         self._totals: dict[str, int] = {}
 
@@ -122,17 +122,15 @@ class Watcher:
         missing = watch.monitor.standing(now).figures.missing
         if not missing:
             self._missing.pop(watch.key, None)
-        elif self._missing.get(watch.key, (0, "", 0))[0] != missing:
+        elif self._missing.get(watch.key, (0, ""))[0] != missing:
             keys = await self._store.run(ledger.missing_by_key, watch.key, now)
-            key, count = keys[0] if keys else ("", 0)
-            self._missing[watch.key] = (missing, key, count)
+            self._missing[watch.key] = (missing, _most_missing(keys, missing))
 
     def _named(self, standing: Standing, watch: LedgerWatch) -> Standing:
-        """Return a standing that names the API key most of whose audits are missing, where that is a reason."""
-        missing, key, count = self._missing.get(watch.key, (0, "", 0))
-        if not standing.reasons or 2 * count <= missing:
+        """Return a standing that names the few API keys that most of the missing audits are of, where that is a reason."""
+        _, reason = self._missing.get(watch.key, (0, ""))
+        if not standing.reasons or not reason:
             return standing
-        reason = f"{count} of {missing} audits without an outcome are of the API key {key}"
         return replace(standing, reasons=(*standing.reasons, reason))
 
     async def _behind(self, live: LivePolicy, watches: Sequence[LedgerWatch]) -> list[LedgerWatch]:
@@ -339,3 +337,16 @@ class Watcher:
             "groups": groups,
             "deferred_groups": [name for name in certificate.groups or {} if name not in watched.ledgers],
         }
+
+
+def _most_missing(keys: Sequence[tuple[str, int]], missing: int) -> str:
+    """Return in words which API keys more than half of the missing audits are of; empty if those given are not enough."""
+    covered, named = 0, list[str]()
+    for key, count in keys:
+        if 2 * covered <= missing:
+            covered += count
+            named.append(f"{key} ({count})")
+    if 2 * covered <= missing:
+        return ""
+    whose = f"key {keys[0][0]}" if len(named) == 1 else f"keys {', '.join(named)}"
+    return f"{covered} of {missing} audits without an outcome are of the API {whose}"
