@@ -474,8 +474,9 @@ and no loss is promised.
 PAIRS = """## Two models: how often the Guardian is asked at a net loss of 0.01
 
 The cheapest service is the Primary, the most accurate one the Guardian. `learn` takes 40 % of the rows to learn from
-what was answered and how confidently, and the certificate rests on the others. The cascade may ask the other services,
-too, so that its cost compares, not its share.
+what was answered and how confidently, and the certificate rests on the others; with boosted trees, which take seconds,
+only a quarter of the halves is run. The cascade may ask the other services, too, so that its cost compares, not its
+share.
 
 ![Share of questions to the Guardian by each rule on each table](bench-pairs.png)
 """
