@@ -431,8 +431,10 @@ def test_the_commands_go_from_a_table_to_all_labels():
     rows = table_of()
     write_rows("answers.csv", rows)
     assert "saves most" in run("batch", "plan", "answers.csv", "--error", "10%").stdout
-    assert (
-        "sample.csv" in run("batch", "draw", "answers.csv", "--error", "10%", "--sample", "100", "-o", "batch").stdout
+    draw = ("batch", "draw", "answers.csv", "--error", "10%", "-o", "batch")
+    assert "`arbitrage batch plan answers.csv --error 0.1` shows which" in run(*draw, status=2).stderr
+    assert "sample.csv. Fill in its column `expert` where it is empty" in run(*draw, "--sample", "100").stdout.replace(
+        "\n", " "
     )
     certified = run("batch", "certify", "batch")
     assert "Promise: with probability 0.95 at most 40" in certified.stdout
@@ -441,6 +443,35 @@ def test_the_commands_go_from_a_table_to_all_labels():
     assert "Nothing is assumed" in run("certificate", "show", "batch/certificate.json", "--full").stdout
     for command in (["assess"], ["apply"]):
         assert run(*command, "batch/certificate.json", "answers.csv", status=2)
+
+
+def test_labels_that_the_table_never_has_are_named_and_count_as_wrong():
+    rows = table_of()
+    write_rows("answers.csv", without_truth(rows))
+    run("batch", "draw", "answers.csv", "--error", "10%", "--sample", "100", "-o", "batch")
+    slips = ["dunno", "dunno", "n/a", "?", "YES"]
+    label(
+        "batch/sample.csv",
+        rows,
+        lambda filled: [{**r, "expert": s} for r, s in zip(filled, slips, strict=False)] + filled[5:],
+    )
+    told = run("batch", "certify", "batch").stderr
+    assert "3 verdicts are labels that the table never has, and count as wrong: 'dunno' (2), 'n/a' (1); if" in told
+    batch = open_batch("batch")
+    assert batch.read_sample("batch")[1][:3].tolist() == [1, 1, 1]
+    assert not batch.unknown_labels(["later"], known=["Later"])
+    label("batch/todo.csv", rows, lambda filled: [{**row, "expert": "hmm"} for row in filled])
+    told = run("batch", "finish", "batch").stderr
+    assert "the table never has, and are written as they are: 'hmm' (" in told
+    assert "correct them in sample.csv and todo.csv" in told
+    by_expert = {row["label"] for row in read_rows("batch/labels.csv") if row["by"] == "expert"}
+    assert by_expert == {"yes", "no", "perhaps", "hmm", "dunno", "n/a"}, "YES is spelled as the machine spells it"
+
+
+def test_labels_of_free_text_are_not_compared_with_the_tables():
+    write_rows("answers.csv", [{**row, "answer": f"Because of {row['id']}."} for row in without_truth(table_of())])
+    batch = draw_batch("answers.csv", error=0.1, sample=100, columns=COLUMNS)
+    assert not batch.unknown_labels(["no reason at all"])
 
 
 def test_the_command_draws_for_graded_losses():
@@ -456,6 +487,9 @@ def test_the_commands_print_json_and_name_a_second_draw():
     assert json.loads(run(*first, "--sample", "100", "-o", "batch").stdout)["draw"] == 1
     assert "this is draw 2" in run(*first[:-1], "--sample", "90", "-o", "second").stderr
     assert json.loads(run("batch", "plan", "answers.csv", "--error", "0.1", "--json").stdout)["items"] == 400
+    told = run("batch", "certify", "batch").stdout
+    assert "Fill in column `expert` of batch/sample.csv; then run" in told
+    assert "todo.csv" not in told
     document = json.loads(run("batch", "certify", "batch", "--json").stdout)
     assert len(document["without_verdict"]) == 100
     assert document["promise"]["type"] == "batch"

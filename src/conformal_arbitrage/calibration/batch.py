@@ -6,7 +6,8 @@ import hmac
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -1021,13 +1022,19 @@ _HASHES: Final = "rows.npy"
 _EXPERT, _RIGHT, _UNDECIDED = "expert", "right", "?"
 _TRUTHS: Final = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
 _FEW: Final = 3
+_MOST_LABELS: Final = 1000
+"""Of more different labels, or more than half as many as items, it is not known what experts may write."""
 LabelComparison = Callable[[str, str], bool]
 BatchProgress = Callable[[str], None]
 
 
 def same_label(answer: str, expert: str) -> bool:
     """Tell whether two labels are the same but for case and white space around words."""
-    return answer.casefold().split() == expert.casefold().split()
+    return _plain(answer) == _plain(expert)
+
+
+def _plain(label: str) -> str:
+    return " ".join(label.casefold().split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -1093,6 +1100,17 @@ class DrawnBatch:
         with open_items(self.source) as table:
             answers = table.distinct_texts(self.terms.columns.answer, most)
         return [answer for answer in answers if answer.strip()]
+
+    def unknown_labels(self, given: Iterable[str], known: Iterable[str] = ()) -> Counter[str]:
+        """Return how often experts gave a label that the table never has, nor is known; nothing if labels are free text."""
+        columns, most = self.terms.columns, min(_MOST_LABELS, self.terms.items // 2)
+        with open_items(self.source) as table:
+            names = filter(None, (columns.answer, columns.truth))
+            labels = [label for name in names for label in table.distinct_texts(name, most)]
+        if len(labels) > most:
+            return Counter()
+        usual = {_plain(label) for label in (*labels, *known, "", _UNDECIDED)}
+        return Counter(label for label in given if _plain(label) not in usual)
 
     def write(self, folder: str | Path, *, show_answers: bool = False) -> None:
         """Write the sample for experts to label, and what was fixed before they did, into a new folder.
@@ -1214,8 +1232,10 @@ class DrawnBatch:
             _refuse_empty(folder / name, filled, rows)
         expert = np.full(n, None, dtype=object)
         confirmed = np.zeros(n, np.bool_)
+        spelling: dict[str, str | None] = {_plain(label): label for label in self.labels_of_machine(_MOST_LABELS)}
+        spelling |= {"": None, _UNDECIDED: None}
         for rows, filled in ((self.rows, sampled), (left, todo)):
-            expert[rows] = [label if label not in ("", _UNDECIDED) else None for label in filled.expert]
+            expert[rows] = [spelling.get(_plain(label), label) for label in filled.expert]
             confirmed[rows] = filled.right == 1
         answer = f"source.{quoted(self.terms.columns.answer)}::varchar"
         label = f"case when kept or (expert is null and confirmed) then {answer} else expert end"

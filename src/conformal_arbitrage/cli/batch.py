@@ -29,6 +29,7 @@ from conformal_arbitrage.cli.output import print_facts, print_json, print_progre
 from conformal_arbitrage.collecting.grading import ask_team, begin_review, read_review, read_verdicts
 from conformal_arbitrage.importing.quickstart import label_columns
 from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.scorelog.tables import Table
 
 _promise = options.chained(
     click.option(
@@ -141,7 +142,7 @@ def _show_plan(plan: BatchPlan) -> None:
 @batch_command.command("draw")
 @click.argument("table")
 @_promise
-@click.option("--sample", type=click.IntRange(1), required=True, metavar="K", help="Items that experts label.")
+@click.option("--sample", type=click.IntRange(1), metavar="K", help="Items that experts label.  [required]")
 @_pilot
 @_graded
 @click.option("--group-column", metavar="NAME", help="Column of groups, such as languages, for the pilot's score.")
@@ -159,7 +160,7 @@ def batch_draw_command(
     *,
     error: str,
     confidence: str,
-    sample: int,
+    sample: int | None,
     pilot: int,
     graded: bool,
     output: str,
@@ -181,6 +182,10 @@ def batch_draw_command(
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch
     arbitrage batch draw answers.csv --error 0.05 --sample 500 -o batch --review "support team"
     """
+    if sample is None:
+        raise click.UsageError(
+            f"give --sample K; `arbitrage batch plan {table} --error {error}` shows which sizes save most"
+        )
     source = options.open_table(table, engine)
     columns = _columns_named(source, named)
     batch = draw_batch(
@@ -195,7 +200,8 @@ def batch_draw_command(
     _say_draw(batch, begun=begun)
     what = f"{'As it was' if begun else 'Written'}: {Path(output) / SAMPLE}. "
     if team is None:
-        what += f"Fill in its column `expert` for all {sample} items, with ? where nobody can say"
+        where = f"for all {sample} items" if columns.truth is None else "where it is empty"
+        what += f"Fill in its column `expert` {where}, with ? where nobody can say"
     else:
         what += f"{waiting} of its items wait in the review queue of {team}; once they are labelled"
     click.echo(wrapped(f"{what}; then run `arbitrage batch certify {output}`."))
@@ -300,8 +306,14 @@ def batch_certify_command(
         warn(
             "hardly any label of the pilot is wrong, or right, so that no score was learned: items stand by confidence"
         )
+    _warn_of_labels(batch, folder, filled.expert, SAMPLE, "and count as wrong")
     print_facts(certificate.facts())
     click.echo(f"\n{wrapped(certificate.summary)}\n")
+    if filled.empty.all():
+        click.echo(
+            wrapped(f"Fill in column `expert` of {Path(folder) / SAMPLE}; then run `arbitrage batch certify {folder}`.")
+        )
+        return
     left = batch.terms.items - kept - len(batch.rows)
     when = (
         f"{TODO} is filled in" if team is None else f"the {in_review} items are labelled that wait in the review queue"
@@ -333,12 +345,27 @@ def batch_finish_command(folder: str, *, table: str | None, engine: str | None, 
     if as_json:
         print_json({"file": str(Path(folder) / LABELS), **counts})
         return
+    with Table(Path(folder) / LABELS) as written:
+        given = written.texts("label").tolist()
+        _warn_of_labels(batch, folder, given, f"{SAMPLE} and {TODO}", "and are written as they are")
     click.echo(
         wrapped(
             f"Written: {Path(folder) / LABELS}, {batch.terms.items} items: {counts['machine']} labels of the machine, "
             f"{counts['expert']} of experts, {counts['undecided']} undecided.\n{certificate.summary}"
         )
     )
+
+
+def _warn_of_labels(batch: DrawnBatch, folder: str, given: list[str], files: str, what: str) -> None:
+    """Say which labels of experts are none of the table's, such as n/a."""
+    review = read_review(Path(folder))
+    unknown = batch.unknown_labels(given, () if review is None else review.labels)
+    if unknown:
+        some = ", ".join(f"{label!r:.40} ({count})" for label, count in unknown.most_common(5))
+        warn(
+            f"{unknown.total()} verdicts are labels that the table never has, {what}: {some}; if they are slips, correct "
+            f"them in {files}, with ? where nobody can say"
+        )
 
 
 def _columns_named(table: object, named: dict[str, str | None]) -> BatchColumns:
