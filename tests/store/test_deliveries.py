@@ -154,7 +154,7 @@ def test_a_message_is_postponed_finished_or_given_up(told):
         await store.run(outbox.finish_delivery, three, error="status 400")
         [again] = await take(store)
         assert (again.id, again.error, again.attempts) == (two.id, "status 500", 2)
-        assert [(b.endpoint, b.waiting) for b in await store.run(outbox.delivery_backlog)] == [("alerts", 1)]
+        assert [(b.name, b.waiting) for b in await store.run(outbox.delivery_backlog)] == [("alerts", 1)]
         assert [(d.error, d.done is None) for d in await store.run(outbox.deliveries)] == [
             ("status 400", False), ("status 500", True), (None, False),
         ]  # fmt: skip

@@ -256,7 +256,7 @@ def test_a_postponed_audit_is_handed_out_again_later_and_counted(store, sql):
         [again] = await store.run(outbox.take_audits, limit=9, lease=60, policies={"support": ""})
         assert (again.id, again.attempts) == (ids[1], 1)
         assert 0.3 < again.age < 30
-        backlogs = {one.policy: one for one in await store.run(outbox.audit_backlog)}
+        backlogs = {one.name: one for one in await store.run(outbox.audit_backlog)}
         assert {name: one.waiting for name, one in backlogs.items()} == {"gone": 1, "support": 3}
         assert backlogs["gone"].oldest > 0.3
         [orphan] = await store.run(outbox.take_audits, limit=9, lease=60, policies={}, overdue=0.2)

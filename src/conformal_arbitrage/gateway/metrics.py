@@ -12,7 +12,7 @@ from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.decider import Outcome
 from conformal_arbitrage.live.service import Age, LedgerWatch, ServedFigure, as_evidence
 from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
-from conformal_arbitrage.store.outbox import AuditBacklog, DeliveryBacklog
+from conformal_arbitrage.store.outbox import OutboxBacklog
 from conformal_arbitrage.store.reviews import TeamBacklog
 from conformal_arbitrage.types import Leg, Role
 
@@ -274,29 +274,27 @@ class Metrics:
         """Count attempts at messages to a webhook."""
         self._child(self.webhooks, name, outcome).inc(count)
 
-    def webhook_backlog(self, webhooks: Iterable[str], backlogs: Iterable[DeliveryBacklog]) -> None:
+    def webhook_backlog(self, webhooks: Iterable[str], backlogs: Iterable[OutboxBacklog]) -> None:
         """Set how many messages wait, for these webhooks and for those that were removed."""
-        for gauge in (self.webhooks_waiting, self.oldest_webhook):
-            gauge.clear()
-            for webhook in webhooks:
-                gauge.labels(webhook).set(0)
-        for backlog in backlogs:
-            self.webhooks_waiting.labels(backlog.endpoint).set(backlog.waiting)
-            self.oldest_webhook.labels(backlog.endpoint).set(backlog.oldest)
+        _set_backlog(self.webhooks_waiting, self.oldest_webhook, webhooks, backlogs)
 
-    def backlog(self, policies: Iterable[str], backlogs: Iterable[AuditBacklog]) -> None:
+    def backlog(self, policies: Iterable[str], backlogs: Iterable[OutboxBacklog]) -> None:
         """Set how many audits wait, of these policies and of those that were removed."""
-        for gauge in (self.audits_waiting, self.oldest_audit):
-            gauge.clear()
-            for policy in policies:
-                gauge.labels(policy).set(0)
-        for backlog in backlogs:
-            self.audits_waiting.labels(backlog.policy).set(backlog.waiting)
-            self.oldest_audit.labels(backlog.policy).set(backlog.oldest)
+        _set_backlog(self.audits_waiting, self.oldest_audit, policies, backlogs)
 
     def text(self, caller: Caller) -> bytes:
         """Return the metrics that a caller may see in Prometheus' text format."""
         return generate_latest(self.registry if caller.policies is None else _Bound(self.registry, caller))
+
+
+def _set_backlog(waiting: Gauge, oldest: Gauge, names: Iterable[str], backlogs: Iterable[OutboxBacklog]) -> None:
+    for gauge in (waiting, oldest):
+        gauge.clear()
+        for name in names:
+            gauge.labels(name).set(0)
+    for backlog in backlogs:
+        waiting.labels(backlog.name).set(backlog.waiting)
+        oldest.labels(backlog.name).set(backlog.oldest)
 
 
 class _Bound(Collector):

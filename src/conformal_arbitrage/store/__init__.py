@@ -8,7 +8,7 @@ from conformal_arbitrage.store.claims import Claim, Claimed, Reservation, SavedR
 from conformal_arbitrage.store.keys import KeyInfo, Scope
 from conformal_arbitrage.store.ledger import AuditRow, Ledger, LedgerKey, LedgerNews, LedgerRows, NewRow, Settlement
 from conformal_arbitrage.store.location import open_store
-from conformal_arbitrage.store.outbox import Audit, AuditBacklog, Delivery, DeliveryBacklog, Subscriptions, WebhookEvent
+from conformal_arbitrage.store.outbox import Audit, Delivery, OutboxBacklog, Subscriptions, WebhookEvent
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
 from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.record import (
@@ -37,7 +37,6 @@ from conformal_arbitrage.store.sqlite import SQLiteStore
 __all__ = [
     "AlarmBody",
     "Audit",
-    "AuditBacklog",
     "AuditBody",
     "AuditQuestion",
     "AuditRow",
@@ -48,7 +47,6 @@ __all__ = [
     "DecisionBody",
     "DecisionRecord",
     "Delivery",
-    "DeliveryBacklog",
     "Event",
     "EventBody",
     "EventKind",
@@ -65,6 +63,7 @@ __all__ = [
     "NewRow",
     "Notice",
     "NoticeBody",
+    "OutboxBacklog",
     "PolicyVersion",
     "PostgresStore",
     "Reservation",

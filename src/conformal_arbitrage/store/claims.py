@@ -96,7 +96,7 @@ def saved_response(session: Session, key_id: str, name: str) -> SavedResponse | 
     if not rows:
         return None
     [(status, text, content, seal)] = rows
-    if session.seals and not session.seals.fits(seal, "replay", key_id, name, status, text, content):
+    if not session.seals.accept(seal, "replay", key_id, name, status, text, content):
         raise StoreError(f"the response under the idempotency key {name!r} was changed; run `arbitrage records verify`")
     headers = {name: str(value) for name, value in decode_json(text, "the headers of a response").items()}
     return SavedResponse(status=status, headers=headers, body=content)

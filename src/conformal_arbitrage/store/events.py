@@ -163,6 +163,37 @@ def add_feedback(session: Session, event: Event) -> tuple[int, int] | None:
     return None
 
 
+# --- What is new in the chains since it was last read ---
+
+
+def _marks(session: Session, table: str) -> dict[str, int]:
+    """Return how far each writer's events were read."""
+    return {writer: int(seq) for writer, seq in session.rows(f"select writer, seq from {table}")}
+
+
+def _unread(session: Session, table: str, columns: str) -> Iterator[tuple[dict[str, int], str, Sequence[Any]]]:
+    """Yield each writer's events after the marks in a table, `CHUNK` in all, and set the marks to their end.
+
+    With them come the marks as they were before, and the writer. One gateway at a time reads on.
+    """
+    session.run(f"update {table} set seq = seq where writer = ''")
+    marks, left = _marks(session, table), CHUNK
+    for writer in event_writers(session):
+        events = session.rows(
+            f"select seq, {columns} from events where writer = ? and seq > ? order by seq limit ?",
+            *(writer, marks.get(writer, 0), left),
+        )
+        if events:
+            yield marks, writer, events
+            session.run(
+                f"insert into {table} (writer, seq) values (?, ?) on conflict (writer) do update set seq = excluded.seq",
+                *(writer, events[-1][0]),
+            )
+        left -= len(events)
+        if left <= 0:
+            break
+
+
 # --- Tallies: the record counted by policy, version and hour, each event once ---
 #
 # Every chain of events is read in order, and how far it was read is noted in the transaction that counts. What an event adds
@@ -217,50 +248,28 @@ async def fold_tallies(store: Store) -> int:
 
     Runs many short transactions, so that other writers are not delayed.
     """
-    total = 0
-    while count := await store.run(_fold_some):
-        total += count
-    return total
+    return await store.run_all(_fold_some)
 
 
 @operation("maintain")
 def _fold_some(session: Session) -> int:
     """Count some of the events that are new; return how many were read."""
-    if not _has_new(session):
+    marks = _marks(session, "tally_marks")
+    if not any(
+        session.rows("select 1 from events where writer = ? and seq > ? limit 1", writer, marks.get(writer, 0))
+        for writer in event_writers(session)
+    ):
         return 0  # without writing anything
-    session.run("update tally_marks set seq = seq where writer = ''")  # one gateway at a time
-    marks = {writer: int(seq) for writer, seq in session.rows("select writer, seq from tally_marks")}
     sums: defaultdict[_Place, list[float]] = defaultdict(lambda: [0.0] * len(_COUNTS))
     count = 0
-    for writer in event_writers(session):
-        events = session.rows(
-            "select seq, kind, id, at, body, policy, decided_by from events where writer = ? and seq > ? "
-            "order by seq limit ?",
-            *(writer, marks.get(writer, 0), CHUNK - count),
-        )
+    for marks, writer, events in _unread(session, "tally_marks", "kind, id, at, body, policy, decided_by"):
         ended = _with_completions(session, [event[2] for event in events if event[1] == "decision"])
         for seq, *event in events:
             _count_event(session, sums, marks, event, ended)
             marks[writer] = int(seq)
-        if events:
-            session.run(
-                "insert into tally_marks (writer, seq) values (?, ?) on conflict (writer) do update set seq = excluded.seq",
-                *(writer, marks[writer]),
-            )
         count += len(events)
-        if count >= CHUNK:
-            break
     _add_tallies(session, sums)
     return count
-
-
-def _has_new(session: Session) -> bool:
-    """Tell whether there are events that were not counted."""
-    marks = {writer: int(seq) for writer, seq in session.rows("select writer, seq from tally_marks")}
-    for writer in event_writers(session):
-        if session.rows("select 1 from events where writer = ? and seq > ? limit 1", writer, marks.get(writer, 0)):
-            return True
-    return False
 
 
 def _with_completions(session: Session, ids: Sequence[str]) -> frozenset[str]:
@@ -508,33 +517,17 @@ async def gather_rows(store: Store) -> int:
 
     Runs many short transactions, so that other writers are not delayed.
     """
-    total = 0
-    while count := await store.run(_gather_some):
-        total += count
-    return total
+    return await store.run_all(_gather_some)
 
 
 @operation("maintain")
 def _gather_some(session: Session) -> int:
     """Read some of the events that are new since the last time, and write the rows they concern; return how many."""
-    session.run("update gathered set seq = seq where writer = ''")  # one gateway at a time
-    gathered = {writer: int(seq) for writer, seq in session.rows("select writer, seq from gathered")}
     count = 0
-    for writer in event_writers(session):
-        events = session.rows(
-            "select seq, kind, id, body from events where writer = ? and seq > ? order by seq limit ?",
-            *(writer, gathered.get(writer, 0), CHUNK - count),
-        )
+    for _, _, events in _unread(session, "gathered", "kind, id, body"):
         for id in dict.fromkeys(_concerned(session, events)):
             keep(session, id)
-        if events:
-            session.run(
-                "insert into gathered (writer, seq) values (?, ?) on conflict (writer) do update set seq = excluded.seq",
-                *(writer, events[-1][0]),
-            )
         count += len(events)
-        if count >= CHUNK:
-            break
     return count
 
 
@@ -607,7 +600,8 @@ def count_rows(
     return int(number)
 
 
-_ROW = "policy, log, place, id, identities, body, seal"
+ROW = "policy, log, place, id, identities, body"
+_SEALED = f"{ROW}, seal"
 
 
 @operation("scan")
@@ -620,7 +614,7 @@ def calibration_rows(
         StoreError: a row is not what was written.
     """
     rows = session.rows(
-        f"select {_ROW} from calibration_rows where policy = ? and log = ? and place = 0 and id > ? and "
+        f"select {_SEALED} from calibration_rows where policy = ? and log = ? and place = 0 and id > ? and "
         f"identities = ? order by id{'' if limit is None else ' limit ?'}",
         *(policy, _LIVE, id_at(since), identities_sha256),
         *([] if limit is None else [limit]),
@@ -640,7 +634,7 @@ def latest_rows(
     kept, end = list[CalibrationRow](), LAST_ID
     while limit > 0 and (
         rows := session.rows(
-            f"select {_ROW} from calibration_rows where policy = ? and log = ? and place = 0 and id < ? and "
+            f"select {_SEALED} from calibration_rows where policy = ? and log = ? and place = 0 and id < ? and "
             "identities = ? order by id desc limit ?",
             *(policy, _LIVE, end, identities_sha256, min(limit, CHUNK)),
         )
@@ -652,7 +646,7 @@ def latest_rows(
 
 def _row_of(session: Session, row: Sequence[Any]) -> CalibrationRow:
     *values, body, seal = row
-    if session.seals and not session.seals.fits(seal, "calibration row", *values, body):
+    if not session.seals.accept(seal, "calibration row", *values, body):
         raise DamagedError(
             f"policy {values[0]}: the calibration row {values[3]} is not what was written; run `arbitrage records verify`, "
             "and restore a backup"
@@ -666,7 +660,7 @@ def import_rows(session: Session, policy: str, log_sha256: str, collected: Seque
     for place, imported in enumerate(collected, start=1):
         row = (policy, log_sha256, place, imported.id, "", msgspec.json.encode(imported).decode())
         session.run(
-            f"insert into calibration_rows ({_ROW}) values (?, ?, ?, ?, ?, ?, ?) "
+            f"insert into calibration_rows ({_SEALED}) values (?, ?, ?, ?, ?, ?, ?) "
             "on conflict (policy, log, place, id) do nothing",
             *(*row, _row_seal(session, row)),
         )
@@ -688,40 +682,22 @@ def imported_rows(session: Session, policy: str, log_sha256: str) -> list[Calibr
         StoreError: a row is not what was written.
     """
     rows = session.rows(
-        f"select {_ROW} from calibration_rows where policy = ? and log = ? order by place", policy, log_sha256
+        f"select {_SEALED} from calibration_rows where policy = ? and log = ? order by place", policy, log_sha256
     )
     return [_row_of(session, row) for row in rows]
 
 
 def row_faults(session: Session) -> list[str]:
-    """Return which rows were changed, or are not what follows from the decisions of the chains."""
-    if not session.seals:
-        return []
-    faults: list[str] = []
-    last: tuple[Any, ...] = ("", "", -1, "")
-    while rows := session.rows(
-        f"select {_ROW} from calibration_rows where (policy, log, place, id) > (?, ?, ?, ?) "
-        "order by policy, log, place, id limit ?",
-        *(*last, CHUNK),
-    ):
-        changed = [row for row in rows if not session.seals.fits(row[-1], "calibration row", *row[:-1])]
-        faults += [f"policy {row[0]}: the calibration row {row[3]!r:.80} was changed" for row in changed]
-        last = tuple(rows[-1][:4])
-    return [*faults, *_wrong_rows(session)]
+    """Return which decisions are fit and have no row, or not that of all that was read about them."""
+    return list(_wrong_rows(session)) if session.seals else []
 
 
 def _wrong_rows(session: Session) -> Iterator[str]:
-    """Yield the decisions that are fit and have no row, or not that of all that was read about them."""
-    gathered = {writer: int(seq) for writer, seq in session.rows("select writer, seq from gathered")}
+    gathered = _marks(session, "gathered")
+    decisions = "events where writer = ? and seq <= ? and kind = 'decision'"
     for writer, end in sorted(gathered.items()):
-        seq = 0
-        while events := session.rows(
-            "select seq, id, body from events where writer = ? and seq > ? and seq <= ? and kind = 'decision' "
-            "order by seq limit ?",
-            *(writer, seq, end, CHUNK),
-        ):
-            seq = int(events[-1][0])
-            ids = [*(id for _, id, body in events if _reads_as_fit(body, id)), ""]  # never none
+        for events in session.chunks("seq, id, body", decisions, "seq", writer, end):
+            ids = [id for _, id, body in events if _reads_as_fit(body, id)]
             places = session.rows(
                 f"select id, writer, seq from events where id in ({placeholders(ids)}) and kind <> 'decision'", *ids
             )

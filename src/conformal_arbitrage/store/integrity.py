@@ -9,8 +9,9 @@ content. Both are sealed, so that no one else can remove or change an event this
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -18,9 +19,9 @@ from msgspec.structs import replace
 
 from conformal_arbitrage.errors import DamagedError, StoreError
 from conformal_arbitrage.store.claims import sweep_claims, sweep_conversations
-from conformal_arbitrage.store.events import forget_pruned, keep, row_faults
+from conformal_arbitrage.store.events import ROW, forget_pruned, keep, row_faults
 from conformal_arbitrage.store.ledger import Losses, ledger_faults
-from conformal_arbitrage.store.outbox import audit_faults, sweep_deliveries
+from conformal_arbitrage.store.outbox import AUDIT, sweep_deliveries
 from conformal_arbitrage.store.pages import events_of, intact_notices
 from conformal_arbitrage.store.record import (
     EventBody,
@@ -224,25 +225,17 @@ def _intact_end(session: Session, writer: str, head: Checkpoint) -> Checkpoint:
         reading = Reading(session.seals.key_of(writer), vouches(session), needs_seal=True)
     except KeyError:
         return head
-    while rows := _rows(session, "writer = ? and seq > ?", writer, head.seq):
-        for row in rows:
-            if any(reading.faults([row], head)):
-                return head
-            head = reading.end
+    for row in rows_of(session, "events where writer = ? and seq > ?", writer, head.seq):
+        if any(reading.faults([row], head)):
+            break
+        head = reading.end
     return head
 
 
-def rows_of(session: Session) -> Iterable[StoredLink]:
-    """Yield all events by writer and number, reading some at a time."""
-    last: tuple[Any, ...] = ("", 0)
-    while rows := _rows(session, "(writer, seq) > (?, ?)", *last):
-        yield from rows
-        last = rows[-1].link[:2]
-
-
-def _rows(session: Session, where: str, *values: Any) -> list[StoredLink]:
-    rows = session.rows(f"select {LINK}, seal from events where {where} order by writer, seq limit ?", *values, CHUNK)
-    return [StoredLink(Link._make(row[:-1]), row[-1]) for row in rows]
+def rows_of(session: Session, source: str = "events", *values: Any) -> Iterator[StoredLink]:
+    """Yield events by writer and number, reading some at a time."""
+    for rows in session.chunks(f"{LINK}, seal", source, "writer, seq", *values):
+        yield from (StoredLink(Link._make(row[:-1]), row[-1]) for row in rows)
 
 
 def vouches(session: Session) -> Callable[[StoredLink], bool]:
@@ -366,12 +359,10 @@ async def verify(store: Store, copy: Head | None = None, losses: Losses | None =
         lambda session: chain_faults(session, copy),
         lambda session: policy_faults(session, copy),
         lambda session: key_faults(session, copy),
-        replay_faults,
+        *(partial(changed_rows, sealed=sealed) for sealed in _SEALED),
         row_faults,
         lambda session: ledger_faults(session, losses),
-        audit_faults,
         review_faults,
-        configured_faults,
     )
     faults: list[str] = []
     for check in checks:
@@ -427,18 +418,18 @@ class _Chains:
 
     def _copy_faults(self) -> Iterator[str]:
         seals, copy = self._session.seals, self._copy
-        if copy is not None and seals and not seals.fits(copy.seal, "copy", *copy.content()):
+        if copy is not None and not seals.accept(copy.seal, "copy", *copy.content()):
             yield "the copy of the head is not as `arbitrage records head` signed it"
 
     def _checkpoint_faults(self) -> Iterator[str]:
         for writer, seq, hash, seal in self._session.rows("select writer, seq, hash, seal from checkpoints"):
             self._starts[writer] = Checkpoint(seq, hash)
-            if self._session.seals and not self._session.seals.fits(seal, "checkpoint", writer, seq, hash):
+            if not self._session.seals.accept(seal, "checkpoint", writer, seq, hash):
                 yield f"writer {writer}: its checkpoint at event {seq} is not signed"
 
     def _head_faults(self) -> Iterator[str]:
         for writer, seq, hash, at, seal in self._session.rows("select writer, seq, hash, at, seal from heads"):
-            if self._session.seals and not self._session.seals.fits(seal, "head", writer, seq, hash, at):
+            if not self._session.seals.accept(seal, "head", writer, seq, hash, at):
                 yield f"writer {writer}: its head at event {seq} is not signed"
             self._heads[writer] = Checkpoint(seq, hash)
 
@@ -529,7 +520,7 @@ def history_faults(session: Session, rows: Iterator[Sequence[Any]]) -> Iterator[
         name, version, seal = row[0], int(row[1]), row[-1]
         if version != due:
             yield f"policy {name}: version {due} was removed"
-        elif session.seals and not session.seals.fits(seal, "policy", previous, *row[:-1]):
+        elif not session.seals.accept(seal, "policy", previous, *row[:-1]):
             yield f"policy {name}, version {version}: it is not what was installed"
         previous, due = str(seal), version + 1
 
@@ -567,34 +558,36 @@ def key_faults(session: Session, copy: Head | None = None) -> list[str]:
         f"key {id}: it was removed; the copy of the head has it"
         for id in sorted(kept.keys() - {row[0] for row in rows})
     ]
-    for *values, seal in session.rows(f"select {SIGN_IN}, seal from sign_ins"):
-        if not session.seals.fits(seal, "sign-in", *values):
-            faults.append(f"a sign-in to the console with key {values[1]!r:.80} is not what was written")
     return faults
 
 
-def configured_faults(session: Session) -> list[str]:
-    """Return for which policies the noted digest of the certificate file was changed."""
-    rows = session.rows("select policy, sha256, seal from configured order by policy")
-    changed = [name for name, sha256, seal in rows if not session.seals.fits(seal, "configured", name, sha256)]
-    return [f"policy {name}: the noted digest of its certificate file was changed" for name in changed if session.seals]
+class Sealed(NamedTuple):
+    """A table whose rows carry a seal over some columns; `fault` says of a row that it was changed."""
+
+    table: str
+    kind: str
+    columns: str
+    key: str
+    fault: str
 
 
-def replay_faults(session: Session) -> list[str]:
-    """Return which stored responses were changed."""
-    if not session.seals:
-        return []
-    faults: list[str] = []
-    last: tuple[Any, ...] = ("", "")
-    while rows := session.rows(
-        "select key_id, name, status, headers, body, seal from replays where (key_id, name) > (?, ?) "
-        "order by key_id, name limit ?",
-        *(*last, CHUNK),
-    ):
-        changed = [row for row in rows if not session.seals.fits(row[-1], "replay", *row[:-1])]
-        faults += [f"the response under the idempotency key {name!r:.80} was changed" for _, name, *_ in changed]
-        last = rows[-1][:2]
-    return faults
+_REPLAY = "key_id, name, status, headers, body"
+_SEALED = (
+    Sealed("sign_ins", "sign-in", SIGN_IN, "sha256", "a sign-in to the console with key {1!r:.80} is not what was written"),
+    Sealed("replays", "replay", _REPLAY, "key_id, name", "the response under the idempotency key {1!r:.80} was changed"),
+    Sealed("calibration_rows", "calibration row", ROW, "policy, log, place, id",
+           "policy {0}: the calibration row {3!r:.80} was changed"),
+    Sealed("audits", "audit", AUDIT, "id", "the audit of {0!r:.80} is not what was queued"),
+    Sealed("configured", "configured", "policy, sha256", "policy",
+           "policy {0}: the noted digest of its certificate file was changed"),
+)  # fmt: skip
+"""The tables whose rows vouch for themselves: nothing else has to agree with them."""
+
+
+def changed_rows(session: Session, sealed: Sealed) -> list[str]:
+    """Return which rows of a table were changed."""
+    rows = session.changed(sealed.kind, sealed.columns, sealed.table, sealed.key)
+    return [sealed.fault.format(*row) for row in rows]
 
 
 # --- Pruning and erasing ---
@@ -611,14 +604,11 @@ async def prune(store: Store, *, before: float) -> int:
     which keeps the chain verifiable. Decisions with an open audit stay until it is closed, and those whose audited loss is
     not known until it is due. Runs many short transactions, so that other writers are not delayed.
     """
-    total, now = 0, time.time()
-    while count := await store.run(_prune_some, before=before, now=now):
-        total += count
+    total = await store.run_all(_prune_some, before=before, now=time.time())
     await store.run(_compact)
     await store.run(_prune_replays, before=before)
     await store.run(forget_pruned, before=before)
-    while await store.run(forget_reviews, before=before):
-        pass
+    await store.run_all(forget_reviews, before=before)
     await sweep(store)
     await store.scrub()
     return total
@@ -631,8 +621,7 @@ async def sweep(store: Store) -> None:
     messages to webhooks, and the questions of reviews. Runs many short transactions, so that other writers are not delayed.
     """
     for some in (sweep_claims, sweep_conversations, sweep_deliveries):
-        while await store.run(some):
-            pass
+        await store.run_all(some)
     await store.run(sweep_reviews)
     await store.run(_sweep_sign_ins)
 
@@ -703,7 +692,7 @@ def _sealed_end(session: Session, writer: str) -> Checkpoint:
     due = 1
     if start:
         seq, hash, seal = start[0]
-        if session.seals and not session.seals.fits(seal, "checkpoint", writer, seq, hash):
+        if not session.seals.accept(seal, "checkpoint", writer, seq, hash):
             return Checkpoint()
         due = int(seq) + 1
     end = Checkpoint()
@@ -714,7 +703,7 @@ def _sealed_end(session: Session, writer: str) -> Checkpoint:
     ):
         for row in rows:
             link = Link._make(row[:-1])
-            if link.seq != due or (session.seals and not vouches(session)(StoredLink(link, row[-1]))):
+            if link.seq != due or not session.seals.accept(row[-1], "event", *link):
                 return end
             end, due = Checkpoint(link.seq, link.hash), due + 1
     return end
@@ -753,12 +742,7 @@ def _without_content(link: Link) -> EventBody:
 
 def _erase_replays(session: Session, id: bytes) -> None:
     """Replace the stored responses that name a decision by one that says so."""
-    last: Sequence[Any] = ("", "")
-    while rows := session.rows(
-        "select key_id, name, body from replays where (key_id, name) > (?, ?) order by key_id, name limit ?",
-        *last,
-        CHUNK,
-    ):
+    for rows in session.chunks("key_id, name, body", "replays", "key_id, name"):
         for key_id, name, body in rows:
             if id in body:
                 row = (key_id, name, GONE, "{}", b"")
@@ -766,4 +750,3 @@ def _erase_replays(session: Session, id: bytes) -> None:
                     "update replays set status = ?, headers = ?, body = ?, seal = ? where key_id = ? and name = ?",
                     *(*row[2:], session.seals.sign("replay", *row), key_id, name),
                 )
-        last = rows[-1][:2]

@@ -178,7 +178,7 @@ def find_sign_in(session: Session, sha256: str) -> SignIn | None:
     now = session.now()
     for *row, seen, seal in session.rows(f"select {SIGN_IN}, seen, seal from sign_ins where sha256 = ?", sha256):
         _, key_id, created, expires = row
-        if session.seals and not session.seals.fits(seal, "sign-in", *row):
+        if not session.seals.accept(seal, "sign-in", *row):
             _log.error("a sign-in with key %r was inserted or changed in the database, and is refused", key_id)
             return None
         key = next(iter(_keys(session, session.rows(_KEYS + "where id = ?", key_id))), None)

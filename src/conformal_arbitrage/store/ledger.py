@@ -22,7 +22,7 @@ from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
 from conformal_arbitrage.errors import DamagedError
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.record import DecisionRecord, decode_decision
-from conformal_arbitrage.store.session import CHUNK, Session, SingleQuery, operation, placeholders, prepared
+from conformal_arbitrage.store.session import Session, SingleQuery, operation, placeholders, prepared
 
 
 class LedgerKey(Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ def _seal(session: Session, key: Sequence[object], values: Sequence[object]) -> 
 
 def _is_intact(session: Session, key: Sequence[object], row: Sequence[Any]) -> bool:
     """Return whether a row is what was written; it has the columns of `_SEALED`."""
-    return not session.seals or session.seals.fits(row[-1], "ledger row", *key, *row[:-1])
+    return session.seals.accept(row[-1], "ledger row", *key, *row[:-1])
 
 
 def _intact(session: Session, key: LedgerKey, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
@@ -451,10 +451,7 @@ def ledger_faults(session: Session, losses: Losses | None = None) -> list[str]:
 
 def _loss_faults(session: Session, number: int, key: LedgerKey, losses: Losses) -> Iterator[str]:
     """Yield the rows of a ledger whose loss is not what their record says; of pruned ones only the seal vouches."""
-    seq = 0
-    while rows := session.rows(
-        "select seq, id, loss, news from ledger where ledger = ? and seq > ? order by seq limit ?", number, seq, CHUNK
-    ):
+    for rows in session.chunks("seq, id, loss, news", "ledger where ledger = ?", "seq", number):
         for seq, id, loss, news in rows:
             try:
                 record = pages.intact_record(session, id)
@@ -471,10 +468,8 @@ def _loss_faults(session: Session, number: int, key: LedgerKey, losses: Losses) 
 
 def _faults_of(session: Session, number: int, key: tuple[Any, ...], counts: tuple[int, int, int]) -> Iterator[str]:
     name = f"policy {key[0]}, version {key[1]}"
-    seq = length = known = changes = 0
-    while rows := session.rows(
-        f"select {_SEALED} from ledger where ledger = ? and seq > ? order by seq limit ?", number, seq, CHUNK
-    ):
+    length = known = changes = 0
+    for rows in session.chunks(_SEALED, "ledger where ledger = ?", "seq", number):
         for row in rows:
             seq, loss, change = int(row[0]), row[4], int(row[9])
             length, known, changes = length + 1, known + (loss is not None), max(changes, change)
@@ -494,13 +489,7 @@ def _unlisted_decisions(session: Session, collapsed: Mapping[tuple[Any, ...], in
         collapsed: how many may have none, because another of their session has one, by ledger.
     """
     unlisted: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
-    last: tuple[str, int] = ("", 0)
-    while rows := session.rows(
-        "select writer, seq, id, policy, body from events where kind = 'decision' and (writer, seq) > (?, ?) "
-        "order by writer, seq limit ?",
-        *(*last, CHUNK),
-    ):
-        last = tuple(rows[-1][:2])
+    for rows in session.chunks("writer, seq, id, policy, body", "events where kind = 'decision'", "writer, seq"):
         bodies = [
             (id, policy, decode_decision(text, id)) for *_, id, policy, text in rows if text and '"ledger":' in text
         ]

@@ -48,16 +48,25 @@ class Audit(Struct, frozen=True, kw_only=True):
     age: float = 0.0
 
 
-class AuditBacklog(Struct, frozen=True, kw_only=True):
-    """How many audits of a policy wait, and the age of the oldest in seconds."""
+class OutboxBacklog(Struct, frozen=True, kw_only=True):
+    """How many audits of a policy, or messages to a webhook, wait, and the age of the oldest in seconds."""
 
-    policy: str
+    name: str
     waiting: int
     oldest: float
 
 
+def _backlogs(session: Session, sql: str) -> list[OutboxBacklog]:
+    """Return the backlogs of a query for name, number and time."""
+    now = session.now()
+    return [
+        OutboxBacklog(name=name, waiting=count, oldest=max(0.0, now - first))
+        for name, count, first in session.rows(sql)
+    ]
+
+
 _log = logging.getLogger("conformal_arbitrage.store")
-_AUDIT = "id, policy, payload, identities"
+AUDIT = "id, policy, payload, identities"
 
 
 def queue_audits(session: Session, audits: Sequence[tuple[Audit, str | None]]) -> None:
@@ -69,7 +78,7 @@ def queue_audits(session: Session, audits: Sequence[tuple[Audit, str | None]]) -
             now = session.dialect.now
             values = (audit.id, audit.policy, question, audit.identities_sha256)
             session.run(
-                f"insert into audits ({_AUDIT}, queued, lease, seal) values (?, ?, ?, ?, {now}, {now}, ?) "
+                f"insert into audits ({AUDIT}, queued, lease, seal) values (?, ?, ?, ?, {now}, {now}, ?) "
                 "on conflict (id) do nothing",
                 *(*values, session.seals.sign("audit", *values)),
             )
@@ -100,7 +109,7 @@ def take_audits(
         conditions.append(f"({' or '.join([*each, *late]) or 'false'})")
         values += [*chain.from_iterable(policies.items()), *([] if overdue is None else [now - overdue])]
     rows = session.rows(
-        f"select {_AUDIT}, seal, attempts, queued from audits where {' and '.join(conditions)} "
+        f"select {AUDIT}, seal, attempts, queued from audits where {' and '.join(conditions)} "
         f"order by lease, id limit ?{session.dialect.skip_locked}",
         *(*values, limit),
     )
@@ -108,20 +117,11 @@ def take_audits(
     return [audit for row in rows if (audit := _audit(session, row, now)) is not None]
 
 
-def audit_faults(session: Session) -> list[str]:
-    """Return which questions that wait for an audit were changed: the Guardian would judge another."""
-    if not session.seals:
-        return []
-    rows = session.rows(f"select {_AUDIT}, seal from audits order by id")
-    changed = [row for row in rows if not session.seals.fits(row[-1], "audit", *row[:-1])]
-    return [f"the audit of {row[0]!r:.80} is not what was queued" for row in changed]
-
-
 def _audit(session: Session, row: Sequence[Any], now: float) -> Audit | None:
     """Return an audit, or None if its question is damaged or was changed, since that must not stop the others."""
     id, policy, text, identities, seal, attempts, queued = row
     try:
-        if session.seals and not session.seals.fits(seal, "audit", *row[:4]):
+        if not session.seals.accept(seal, "audit", *row[:4]):
             raise DamagedError(f"the audit of {id} is not what was queued; run `arbitrage records verify`")
         question = decode_question(text, id)
     except StoreError as error:
@@ -147,15 +147,10 @@ def postpone_audit(session: Session, id: str, *, seconds: float) -> None:
 
 
 @viewed("scan")
-def audit_backlog(session: Session) -> list[AuditBacklog]:
+def audit_backlog(session: Session) -> list[OutboxBacklog]:
     """Return how many audits of each policy that the view reaches wait, and how long the oldest has."""
-    rows = session.rows("select policy, count(*), min(queued) from audits group by policy order by policy")
-    now = session.now()
-    return [
-        AuditBacklog(policy=name, waiting=count, oldest=max(0.0, now - queued))
-        for name, count, queued in rows
-        if session.view.reaches([name])
-    ]
+    audits = _backlogs(session, "select policy, count(*), min(queued) from audits group by policy order by policy")
+    return [backlog for backlog in audits if session.view.reaches([backlog.name])]
 
 
 # --- Deliveries: messages to webhooks, queued in the transaction of the event that they announce ---
@@ -185,14 +180,6 @@ class Delivery(Struct, frozen=True, kw_only=True):
     done: float | None = None
     error: str | None = None
     intact: bool = True
-
-
-class DeliveryBacklog(Struct, frozen=True, kw_only=True):
-    """How many deliveries to a webhook wait, and the age of the oldest in seconds."""
-
-    endpoint: str
-    waiting: int
-    oldest: float
 
 
 KEPT_SECONDS = 30 * DAY
@@ -287,13 +274,12 @@ def deliveries(session: Session, *, limit: int = 100) -> list[Delivery]:
 
 
 @operation("scan")
-def delivery_backlog(session: Session) -> list[DeliveryBacklog]:
+def delivery_backlog(session: Session) -> list[OutboxBacklog]:
     """Return how many deliveries wait for each endpoint, and how long the oldest has."""
-    now = session.now()
-    rows = session.rows(
-        "select endpoint, count(*), min(created) from deliveries where done is null group by endpoint order by endpoint"
+    return _backlogs(
+        session,
+        "select endpoint, count(*), min(created) from deliveries where done is null group by endpoint order by endpoint",
     )
-    return [DeliveryBacklog(endpoint=name, waiting=count, oldest=max(0.0, now - first)) for name, count, first in rows]
 
 
 @operation("write")
@@ -319,5 +305,5 @@ def _delivery(session: Session, row: Sequence[Any], *, begun: int = 0) -> Delive
         attempts=attempts + begun,
         done=done,
         error=error,
-        intact=not session.seals or session.seals.fits(seal, "delivery", *written),
+        intact=session.seals.accept(seal, "delivery", *written),
     )

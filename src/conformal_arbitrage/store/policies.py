@@ -210,7 +210,7 @@ def configured(session: Session, policy: str) -> str | None:
         DamagedError: it is not what was noted, and the file would be installed again.
     """
     for sha256, seal in session.rows("select sha256, seal from configured where policy = ?", policy):
-        if session.seals and not session.seals.fits(seal, "configured", policy, sha256):
+        if not session.seals.accept(seal, "configured", policy, sha256):
             raise DamagedError(
                 f"policy {policy}: the digest of its certificate file is not what was noted at the last start; run "
                 "`arbitrage records verify`, and restore a backup"

@@ -506,7 +506,7 @@ def held_question(session: Session, token: str, reviewer: str) -> ReviewQuestion
 
 def _question(session: Session, item: str, decision: str, payload: str, seal: str | None) -> ReviewQuestion:
     """Return what people are shown of an item; if it is not what was asked, a vote would count for another option."""
-    if session.seals and not session.seals.fits(seal, "review", decision, payload):
+    if not session.seals.accept(seal, "review", decision, payload):
         raise DamagedError(f"the question of the review {item} is not what was asked; run `arbitrage records verify`")
     return decode_review_question(payload, item)
 
@@ -808,7 +808,7 @@ def _intact_votes(session: Session, item: str) -> Iterator[Sequence[Any]]:
         f"select seal, counts, {_VOTE} from votes where item = ? and late = 0 order by counts, token", item
     )
     for seal, *row in rows:
-        if not session.seals or session.seals.fits(seal, "vote", *row[1:]):
+        if session.seals.accept(seal, "vote", *row[1:]):
             yield row
         else:
             _log.error("a vote on the review %s is not what was cast, and does not count", item)
@@ -933,7 +933,7 @@ def outcomes(session: Session, decisions: Collection[str]) -> Mapping[str, Revie
 
 
 def _outcome(session: Session, decision: str, state: str, text: str | None, seal: str | None) -> ReviewOutcome:
-    if text is not None and session.seals and not session.seals.fits(seal, "verdict", decision, text):
+    if text is not None and not session.seals.accept(seal, "verdict", decision, text):
         _log.error("the verdict on %s is not what people decided, and does not count", decision, extra={"id": decision})
         return ReviewOutcome(state="failed")
     if text is not None:

@@ -12,7 +12,7 @@ import secrets
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from itertools import chain
@@ -226,6 +226,10 @@ class Seals:
         key = self._keys.get(name)
         return key is not None and hmac.compare_digest(_signature(key, kind, values).encode(), signature.encode())
 
+    def accept(self, seal: object, kind: str, *values: object) -> bool:
+        """Return whether these values are what was sealed, as far as can be told: without keys, nothing can."""
+        return not self or self.fits(seal, kind, *values)
+
 
 def _fingerprint(key: bytes) -> str:
     return hmac.digest(key, b"fingerprint v1", "sha256").hex()[:8]
@@ -315,6 +319,27 @@ class Session:
     def rows(self, sql: str, *values: Any) -> Sequence[Any]:
         """Run a query; return all its rows."""
         return self._execute(sql, values).fetchall()
+
+    def chunks(self, columns: str, source: str, key: str, *values: Any) -> Iterator[Sequence[Any]]:
+        """Yield the rows of a source, in the order of its key, `CHUNK` at a time.
+
+        Args:
+            columns: what to select; the columns of the key come first.
+            source: a table, perhaps with a condition on values.
+            key: the columns of a unique key.
+        """
+        size, after, last = key.count(",") + 1, "", ()
+        joined = "and" if " where " in source else "where"
+        while rows := self.rows(
+            f"select {columns} from {source} {after} order by {key} limit ?", *values, *last, CHUNK
+        ):
+            yield rows
+            after, last = f"{joined} ({key}) > ({placeholders(rows[-1][:size])})", rows[-1][:size]
+
+    def changed(self, kind: str, columns: str, source: str, key: str) -> Iterator[Sequence[Any]]:
+        """Yield the rows that are not what was written: their seal does not fit these columns."""
+        for rows in self.chunks(f"{columns}, seal", source, key):
+            yield from (row for row in rows if not self.seals.accept(row[-1], kind, *row[:-1]))
 
     def now(self) -> float:
         """Return the database's time, in seconds since 1970; all gateways that share a database go by it."""
@@ -499,6 +524,13 @@ class Store(ABC):
             StoreError: it failed, and nothing was written.
         """
         return await self.execute(operation.mode, operation.job(*args, **kwargs))
+
+    async def run_all(self, operation: Operation[_P, Any], *args: _P.args, **kwargs: _P.kwargs) -> int:
+        """Run an operation that does a part of something, in short transactions, until nothing is left; return the sum."""
+        total = 0
+        while count := await self.run(operation, *args, **kwargs):
+            total += count
+        return total
 
     @abstractmethod
     async def execute(self, mode: JobMode, job: Job[_T]) -> _T:

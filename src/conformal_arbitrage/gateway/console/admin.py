@@ -20,7 +20,7 @@ from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import outbox, reviews
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.keys import Scope
-from conformal_arbitrage.store.outbox import DeliveryBacklog
+from conformal_arbitrage.store.outbox import OutboxBacklog
 from conformal_arbitrage.store.record import new_id
 from conformal_arbitrage.store.schema import MIGRATIONS
 from conformal_arbitrage.types import DAY
@@ -212,7 +212,7 @@ def _kind(database: str) -> str:
     return "PostgreSQL" if "://" in database else "SQLite"
 
 
-def _lines(names: Iterable[str], backlogs: Sequence[DeliveryBacklog]) -> list[tuple[str, DeliveryBacklog | None]]:
+def _lines(names: Iterable[str], backlogs: Sequence[OutboxBacklog]) -> list[tuple[str, OutboxBacklog | None]]:
     """Return every webhook with what waits for it."""
-    waiting = {backlog.endpoint: backlog for backlog in backlogs}
+    waiting = {backlog.name: backlog for backlog in backlogs}
     return [(name, waiting.get(name)) for name in names]
