@@ -1,8 +1,9 @@
 """Routes beside those that decide: records, monitor, reviews, webhooks, OpenAPI."""
 
 import asyncio
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Annotated, Any, Literal
@@ -546,6 +547,81 @@ _KINDS = (
 _ERRORS = (400, 401, 403, 404, 405, 409, 413, 415, 422, 429, 499, 502, 503, 504)
 
 
+def _reference(name: str) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(name=name)}
+
+
+def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": where == "path", "schema": kind or {"type": "string"}}
+
+
+_FILTERS = [
+    *(_param(name, "query") for name in _TEXT_FILTERS),
+    *(_param(name, "query", {"type": "number"}) for name in _TIME_FILTERS),
+    _param("limit", "query", {"type": "integer", "minimum": 1, "maximum": MOST}),
+]
+_WAIT = [_param("wait", "query", {"type": "number"})]
+_TOKEN = f"{_ROOT}/{{token}}"
+_POLICY = "/v1/arbitrage/policies/{name}"
+_OPERATIONS: tuple[tuple[str, str, str, str, str | None, str | None], ...] = (
+    ("post", "/v1/decisions", "decide", "Choose, with a guarantee", "DecisionsRequest", "Decision"),
+    ("post", "/v1/chat/completions", "complete", "Chat, with a guarantee", "ChatRequest", "ChatCompletion"),
+    ("get", "/v1/models", "models", "The policies", None, "Models"),
+    ("get", "/v1/models/{id}", "model", "One policy", None, "Model"),
+    ("get", "/v1/arbitrage/records", "records", "Stored decisions", None, "Records"),
+    ("get", "/v1/arbitrage/records/{id}", "record", "One decision", None, "Record"),
+    ("post", "/v1/arbitrage/records/{id}/feedback", "feedback", "A grade that arrives later", "Feedback", None),
+    ("get", _POLICY, "policy", "What is in force, and what was", None, "Policy"),
+    ("put", _POLICY, "install", "Install a certificate", "Install", "Version"),
+    ("post", f"{_POLICY}/rollback", "rollback", "Go back one version", "Nothing", "Version"),
+    ("get", f"{_POLICY}/monitor", "monitor", "What audits say of the loss", None, "Monitor"),
+    ("post", f"{_POLICY}/lift", "lift", "Lift the alarm that stands", "Lift", "Lifted"),
+    ("post", "/v1/responses", "respond", "The same in the Responses API", "ResponseRequest", "Response"),
+    ("post", "/v1/arbitrage/webhooks/{name}/test", "testWebhook", "Send a test message", "Nothing", "WebhookTest"),
+    ("get", "/metrics", "metrics", "Figures for Prometheus", None, None),
+    ("get", "/", "home", "What this is, and where to go from here", None, None),
+    ("get", "/health/live", "live", "The process runs", None, None),
+    ("get", "/health/ready", "ready", "It can serve", None, None),
+    ("get", _ROOT, "reviews", "Figures of teams of reviewers", None, "Figures"),
+    ("get", f"{_ROOT}/{{decision}}", "review", "How far people have come", None, "ReviewProgress"),
+    ("post", f"{_ROOT}/claim", "claim", "Take a question", "Nothing", "Assignment"),
+    ("post", f"{_TOKEN}/vote", "vote", "Vote", "Ballot", "Voted"),
+    ("post", f"{_TOKEN}/undo", "undo", "Take a vote back", "Nothing", "Assignment"),
+    ("post", f"{_TOKEN}/renew", "renewQuestion", "Hold a question longer", "Nothing", None),
+    ("post", f"{_TOKEN}/return", "returnQuestion", "Give a question back", "Nothing", None),
+    ("post", f"{_TOKEN}/skip", "skipQuestion", "Leave it to someone else", "Nothing", None),
+)
+"""Method, path, name, summary, and the kinds of request and reply."""
+_QUERIES: Mapping[str, list[Any]] = {"records": _FILTERS, "review": _WAIT}
+_MAY_BE_EMPTY = ("claim", "renewQuestion", "returnQuestion", "skipQuestion")
+_MEDIA = {"complete": (_JSON, _EVENTS), "respond": (_JSON, _EVENTS), "metrics": ("text/plain",)}
+
+
+def _paths() -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    for method, path, name, summary, body, reply in _OPERATIONS:
+        paths.setdefault(path, {})[method] = _operation(path, name, summary, body, reply)
+    return paths
+
+
+def _operation(path: str, name: str, summary: str, body: str | None, reply: str | None) -> dict[str, Any]:
+    kinds = {_JSON: {"schema": _reference(reply) if reply else {}}, _EVENTS: {}}
+    content = {media: kinds.get(media, {"schema": {"type": "string"}}) for media in _MEDIA.get(name, (_JSON,))}
+    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
+    responses |= {"204": {"description": "done, and nothing to show"}} if name in _MAY_BE_EMPTY else {}
+    responses |= {
+        str(status): {"description": "refused", "content": {_JSON: {"schema": _reference("Error")}}}
+        for status in _ERRORS
+    }
+    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
+    parameters = [_param(part, "path") for part in re.findall(r"{(\w+)}", path)] + _QUERIES.get(name, [])
+    if parameters:
+        operation["parameters"] = parameters
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": _reference(body)}}}
+    return operation
+
+
 def schema() -> dict[str, Any]:
     """Return the whole document."""
     _, kinds = msgspec.json.schema_components(
@@ -554,124 +630,10 @@ def schema() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conformal Arbitrage gateway", "version": package_version()},
-        "paths": {**_paths(), **_review_paths()},
+        "paths": _paths(),
         "components": {
             "schemas": kinds,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
     }
-
-
-def _paths() -> dict[str, Any]:
-    id, name = [_param("id", "path")], [_param("name", "path")]
-    filters = [_param(n, "query") for n in ("policy", "decided_by", "before")]
-    filters += [_param(n, "query", {"type": "number"}) for n in ("since", "until")]
-    filters += [_param("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000})]
-    return {
-        "/v1/decisions": {
-            "post": _operation("decide", "Choose, with a guarantee", body="DecisionsRequest", reply="Decision")
-        },
-        "/v1/chat/completions": {
-            "post": _operation(
-                "complete", "Chat, with a guarantee", body="ChatRequest", reply="ChatCompletion",
-                media=(_JSON, _EVENTS),
-            )
-        },
-        "/v1/models": {"get": _operation("models", "The policies", reply="Models")},
-        "/v1/models/{id}": {"get": _operation("model", "One policy", reply="Model", params=id)},
-        "/v1/arbitrage/records": {"get": _operation("records", "Stored decisions", reply="Records", params=filters)},
-        "/v1/arbitrage/records/{id}": {"get": _operation("record", "One decision", reply="Record", params=id)},
-        "/v1/arbitrage/records/{id}/feedback": {
-            "post": _operation("feedback", "A grade that arrives later", body="Feedback", params=id)
-        },
-        "/v1/arbitrage/policies/{name}": {
-            "get": _operation("policy", "What is in force, and what was", reply="Policy", params=name),
-            "put": _operation("install", "Install a certificate", body="Install", reply="Version", params=name),
-        },
-        "/v1/arbitrage/policies/{name}/rollback": {
-            "post": _operation("rollback", "Go back one version", body="Nothing", reply="Version", params=name)
-        },
-        "/v1/arbitrage/policies/{name}/monitor": {
-            "get": _operation("monitor", "What audits say of the loss", reply="Monitor", params=name)
-        },
-        "/v1/arbitrage/policies/{name}/lift": {
-            "post": _operation("lift", "Lift the alarm that stands", body="Lift", reply="Lifted", params=name)
-        },
-        "/v1/responses": {
-            "post": _operation(
-                "respond", "The same in the Responses API", body="ResponseRequest", reply="Response",
-                media=(_JSON, _EVENTS),
-            )
-        },
-        "/v1/arbitrage/webhooks/{name}/test": {
-            "post": _operation("testWebhook", "Send a test message", body="Nothing", reply="WebhookTest", params=name)
-        },
-        "/metrics": {"get": _operation("metrics", "Figures for Prometheus", media=("text/plain",))},
-        "/": {"get": _operation("home", "What this is, and where to go from here")},
-        "/health/live": {"get": _operation("live", "The process runs")},
-        "/health/ready": {"get": _operation("ready", "It can serve")},
-    }  # fmt: skip
-
-
-def _review_paths() -> dict[str, Any]:
-    """Return the routes of the review queue."""
-    root, token = "/v1/arbitrage/reviews", [_param("token", "path")]
-    progress = [_param("decision", "path"), _param("wait", "query", {"type": "number"})]
-    acts = {"renew": "Hold a question longer", "return": "Give a question back", "skip": "Leave it to someone else"}
-    return {
-        root: {"get": _operation("reviews", "Figures of teams of reviewers", reply="Figures")},
-        f"{root}/{{decision}}": {
-            "get": _operation("review", "How far people have come", reply="ReviewProgress", params=progress)
-        },
-        f"{root}/claim": {
-            "post": _operation("claim", "Take a question", body="Nothing", reply="Assignment", empty=True)
-        },
-        f"{root}/{{token}}/vote": {
-            "post": _operation("vote", "Vote", body="Ballot", reply="Voted", params=token)
-        },
-        f"{root}/{{token}}/undo": {
-            "post": _operation("undo", "Take a vote back", body="Nothing", reply="Assignment", params=token)
-        },
-        **{
-            f"{root}/{{token}}/{act}": {
-                "post": _operation(f"{act}Question", summary, body="Nothing", params=token, empty=True)
-            }
-            for act, summary in acts.items()
-        },
-    }  # fmt: skip
-
-
-def _operation(
-    name: str,
-    summary: str,
-    *,
-    body: str | None = None,
-    reply: str | None = None,
-    params: Any = (),
-    empty: bool = False,
-    media: tuple[str, ...] = (_JSON,),
-) -> Any:
-    content: dict[str, Any] = {kind: {} if kind == _EVENTS else {"schema": {"type": "string"}} for kind in media}
-    if _JSON in content:
-        content[_JSON] = {"schema": _reference(reply) if reply else {}}
-    responses: dict[str, Any] = {"200": {"description": "done", "content": content}}
-    responses |= {"204": {"description": "done, and nothing to show"}} if empty else {}
-    responses |= {
-        str(status): {"description": "refused", "content": {_JSON: {"schema": _reference("Error")}}}
-        for status in _ERRORS
-    }
-    operation: dict[str, Any] = {"operationId": name, "summary": summary, "responses": responses}
-    if params:
-        operation["parameters"] = list(params)
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": _reference(body)}}}
-    return operation
-
-
-def _reference(name: str) -> dict[str, str]:
-    return {"$ref": _REFERENCE.format(name=name)}
-
-
-def _param(name: str, where: str, kind: Any = None) -> dict[str, Any]:
-    return {"name": name, "in": where, "required": where == "path", "schema": kind or {"type": "string"}}
