@@ -32,7 +32,7 @@ from conformal_arbitrage.models import (
     Scores,
     Settings,
 )
-from conformal_arbitrage.models.kinds import QuotaAnswerer
+from conformal_arbitrage.models.port import WrappedModel
 from tests.scripted import Upstream, chunk, completion, scores
 
 QUERY = Query("Which?", ("a", "b", "c"), id="q")
@@ -472,7 +472,7 @@ class Allowing:
 def test_a_stream_closed_early_closes_the_guardian_s(steps):
     async def run():
         guardian = Streamer("g", "one", "two", "three")
-        items = router(Answerer("p", "mine", 0.2), QuotaAnswerer(guardian, Allowing())).stream(REQUEST)
+        items = router(Answerer("p", "mine", 0.2), WrappedModel(guardian, quota=Allowing())).stream(REQUEST)
         for _ in range(steps):
             await anext(items)
         await items.aclose()

@@ -5,7 +5,7 @@ import pytest
 
 from conformal_arbitrage.errors import QuotaError, ReplyError
 from conformal_arbitrage.models import Answer, Scores
-from conformal_arbitrage.models.kinds import QuotaAnswerer, QuotaScorer
+from conformal_arbitrage.models.port import WrappedModel
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 from tests.scripted import chunk
 
@@ -60,9 +60,9 @@ async def collect(answerer):
 
 
 WAYS = {
-    "score": lambda guardian, quota: QuotaScorer(guardian, quota).score(QUERY),
-    "answer": lambda guardian, quota: QuotaAnswerer(guardian, quota).answer(REQUEST),
-    "stream": lambda guardian, quota: collect(QuotaAnswerer(guardian, quota)),
+    "score": lambda guardian, quota: WrappedModel(guardian, quota=quota).score(QUERY),
+    "answer": lambda guardian, quota: WrappedModel(guardian, quota=quota).answer(REQUEST),
+    "stream": lambda guardian, quota: collect(WrappedModel(guardian, quota=quota)),
 }
 
 
@@ -90,18 +90,18 @@ def test_without_limits_nothing_is_refused(way):
 
 def test_identities_are_those_of_the_wrapped_models():
     quota = AtMost()
-    assert QuotaScorer(Guardian(), quota).identity == QuotaAnswerer(Guardian(), quota).identity == Guardian.identity
+    assert WrappedModel(Guardian(), quota=quota).identity == Guardian.identity
 
 
 def test_an_answerer_that_cannot_stream_yields_its_answer_alone():
-    [answer] = asyncio.run(collect(QuotaAnswerer(Guardian(), AtMost())))
+    [answer] = asyncio.run(collect(WrappedModel(Guardian(), quota=AtMost())))
     assert answer.message == MESSAGE
 
 
 def test_a_stream_closed_early_is_closed_inside():
     async def run():
         guardian, quota = Streaming(), AtMost(2)
-        items = QuotaAnswerer(guardian, quota).stream(REQUEST)
+        items = WrappedModel(guardian, quota=quota).stream(REQUEST)
         await anext(items)
         await items.aclose()
         assert guardian.closed == 1
@@ -118,7 +118,7 @@ def test_a_question_that_fails_counts():
     async def run():
         quota = AtMost(1)
         with pytest.raises(ReplyError):
-            await QuotaAnswerer(Failing(), quota).answer(REQUEST)
+            await WrappedModel(Failing(), quota=quota).answer(REQUEST)
         with pytest.raises(QuotaError):
             await quota.start()
 

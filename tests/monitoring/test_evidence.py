@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.monitoring.evidence import BETS, START_EVERY, EvidenceProcess, log_evidence, merge_blocks
+from conformal_arbitrage.monitoring.evidence import BETS, START_EVERY, EvidenceProcess, log_evidence
 
 SPARSE = np.where(np.arange(400) % 13 == 0, 1.0, 0.0)
 
@@ -73,9 +73,3 @@ def test_no_block_means_no_evidence():
 def test_a_line_lies_within_the_bound(line):
     with pytest.raises(OptionError, match="above 0 and below"):
         EvidenceProcess([line])
-
-
-def test_blocks_of_several_ledgers_are_merged_in_the_order_of_their_draws():
-    first, second = np.array([0.1, 0.3]), np.array([0.2, 0.4])
-    merged = merge_blocks([first, second], [np.array([1.0, 5.0]), np.array([2.0, 9.0])])
-    assert merged.tolist() == [0.1, 0.2, 0.3, 0.4]

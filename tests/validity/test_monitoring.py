@@ -12,7 +12,7 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.monitoring import monitor
-from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence, merge_blocks
+from conformal_arbitrage.monitoring.evidence import EvidenceProcess, log_evidence
 from conformal_arbitrage.monitoring.limits import limits_of, loss_logs
 from conformal_arbitrage.monitoring.lines import block_size, luck_line, plan_audits, watch_lines
 from conformal_arbitrage.monitoring.monitor import Guard, LedgerRow, Monitor
@@ -233,15 +233,6 @@ def test_a_restart_loses_nothing_and_a_lost_state_is_caught():
     assert (process.peak() >= log(20)).sum() <= most(0.05, 200)
     lost = [log_evidence(lives[k : k + 100], ALPHA).max(axis=0) >= log(20) for k in range(0, 5000, 100)]
     assert np.any(lost, axis=0).sum() > most(0.05, 200)
-
-
-def test_gateways_are_merged_and_the_product_of_their_maxima_is_caught():
-    losses = bernoulli(np.random.default_rng(9), ALPHA, (RUNS, 5, 1000))
-    drawn = [np.arange(100) * 5.0 + gateway for gateway in range(5)]
-    merged = np.stack([merge_blocks(list(run.reshape(5, 100, 10).mean(axis=2)), drawn) for run in losses], axis=1)
-    assert (log_evidence(merged, ALPHA).max(axis=0) >= log(20)).sum() <= most(0.05)
-    single = log_evidence(losses.reshape(RUNS, 5, 100, 10).mean(axis=3).transpose(2, 0, 1), ALPHA)
-    assert (single.max(axis=0).clip(min=0).sum(axis=1) >= log(20)).sum() > most(0.05)
 
 
 def test_limits_hold_for_a_mean_that_moves_and_their_intersection_is_caught():

@@ -26,13 +26,12 @@ from conformal_arbitrage.scorelog.tables import strings
 from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.events import (
     CalibrationRow,
-    all_guardian_scores,
+    calibration_row,
     calibration_rows,
     first_graded,
     first_index,
     gather_rows,
     is_fit,
-    scores_of,
 )
 from conformal_arbitrage.store.record import DecisionRecord, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.session import Store
@@ -244,14 +243,17 @@ def _settings_of(certificate: Certificate) -> dict[str, Any]:
     return {"requests": known["requests"]} if "requests" in known else {}
 
 
-def _stored_menu_log(rows: Sequence[CalibrationRow]) -> ScoreLog:
-    labelled = any(row.label is not None for row in rows)
+def _menu_log(rows: Sequence[CalibrationRow], *, labelled: bool) -> ScoreLog:
     return ScoreLog.from_arrays(
         [row.primary or (_NAN,) * row.size for row in rows],
         [row.guardian or (_NAN,) * row.size for row in rows],
         id=[row.id for row in rows],
         outcomes={"correct": [_correct(row) for row in rows]} if labelled else None,
     )
+
+
+def _stored_menu_log(rows: Sequence[CalibrationRow]) -> ScoreLog:
+    return _menu_log(rows, labelled=any(row.label is not None for row in rows))
 
 
 def _correct(row: CalibrationRow) -> list[float]:
@@ -264,14 +266,17 @@ def _stored_router_log(
     rows: Sequence[CalibrationRow], certificate: Certificate | None
 ) -> tuple[ScoreLog, dict[str, Any]]:
     grader = _grader_of(rows, certificate)
-    grades = [_grades(row, grader) for row in rows]
-    log = ScoreLog.from_router(
+    log = _router_log(rows, [_grades(row, grader) for row in rows])
+    return log, {} if grader is None else {"grader": dict(grader)}
+
+
+def _router_log(rows: Sequence[CalibrationRow], grades: Sequence[Grades]) -> ScoreLog:
+    return ScoreLog.from_router(
         confidence=[_confidence(row) for row in rows],
         primary_grade=[both.primary for both in grades],
         guardian_grade=[both.guardian for both in grades],
         id=[row.id for row in rows],
     )
-    return log, {} if grader is None else {"grader": dict(grader)}
 
 
 def _confidence(row: CalibrationRow) -> float:
@@ -487,7 +492,9 @@ def record_rows(records: Sequence[DecisionRecord], facts: RecordFacts, *, everyt
         facts: of all rows of the log, which may be more.
         everything: mark the rows that were chosen by their scores.
     """
-    log = _router_log(records) if facts.forms == {"text"} else _menu_log(records)
+    rows = [calibration_row(record) for record in records]
+    text = facts.forms == {"text"}
+    log = _router_log(rows, [row.grades or _NO_GRADES for row in rows]) if text else _menu_log(rows, labelled=False)
     marks = {"mode": strings([str(record.decision.mode) for record in records])}
     if everything:
         marks[UNFIT] = strings(["no" if is_fit(record.decision) else "chosen by its scores" for record in records])
@@ -512,11 +519,12 @@ def _by_session(
 
 
 def _turn(record: DecisionRecord) -> SessionTurn:
-    grades = _first_grades(record)
+    row = calibration_row(record)
+    grades = row.grades or _NO_GRADES
     return SessionTurn(
         session=str(record.decision.session),
         at=record.created,
-        confidence=(scores_of(record, "primary") or (_NAN,))[0],
+        confidence=_confidence(row),
         primary_grade=grades.primary,
         guardian_grade=grades.guardian,
         primary_failed=any(leg.role == "primary" and leg.error is not None for leg in record.decision.legs),
@@ -565,30 +573,6 @@ async def decision_pages(store: Store, policy: str, window: TimeWindow) -> Async
         before = page[-1].id
         wanted = window.wanted
         yield [record for record in page if not record.decision.cancelled and (wanted is None or wanted(record.id))]
-
-
-def _menu_log(records: Sequence[DecisionRecord]) -> ScoreLog:
-    return ScoreLog.from_arrays(
-        [scores_of(record, "primary") or (_NAN,) * record.decision.size for record in records],
-        [all_guardian_scores(record) or (_NAN,) * record.decision.size for record in records],
-        id=[record.id for record in records],
-    )
-
-
-def _router_log(records: Sequence[DecisionRecord]) -> ScoreLog:
-    grades = [_first_grades(record) for record in records]
-    return ScoreLog.from_router(
-        confidence=[(scores_of(record, "primary") or (_NAN,))[0] for record in records],
-        primary_grade=[both.primary for both in grades],
-        guardian_grade=[both.guardian for both in grades],
-        id=[record.id for record in records],
-    )
-
-
-def _first_grades(record: DecisionRecord) -> Grades:
-    """Return the first grades of both answers; NaN without any."""
-    first = first_graded(record)
-    return _NO_GRADES if first is None or first.grades is None else first.grades
 
 
 # --- The shadow rows of a cascade's policy as the log of the cascade ---

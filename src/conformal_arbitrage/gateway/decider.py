@@ -40,12 +40,12 @@ from conformal_arbitrage.live.rule import (
     with_answer,
     with_choice,
 )
-from conformal_arbitrage.live.service import LossFacts
+from conformal_arbitrage.live.service import DECIDERS
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, overridden, unlogged_fields
 from conformal_arbitrage.models.port import IN_BACKGROUND, Answer
 from conformal_arbitrage.models.rendering import unseen, unseen_by
-from conformal_arbitrage.monitoring.outcomes import AuditedDecision, decision_loss, due_days, is_counted, session_slot
+from conformal_arbitrage.monitoring.outcomes import decision_loss, due_days, is_counted, session_slot
 from conformal_arbitrage.store import claims
 from conformal_arbitrage.store.claims import Conversation, Reservation, Shortage
 from conformal_arbitrage.store.ledger import NewRow
@@ -63,7 +63,7 @@ from conformal_arbitrage.store.record import (
 )
 from conformal_arbitrage.store.reviews import NewReview
 from conformal_arbitrage.store.session import Store
-from conformal_arbitrage.types import DAY, ChatRequest, Chunk, DecidedBy, Decision, Failure, Leg, Query, Spent
+from conformal_arbitrage.types import DAY, ChatRequest, Chunk, Decision, Failure, Leg, Query, Spent
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _UNITS_PER_DOLLAR = 10**12
@@ -72,7 +72,6 @@ PATIENCE = 5.0
 _POLL = 0.2
 _sorted = msgspec.json.Encoder(order="sorted")
 _lenient = msgspec.json.Encoder(order="sorted", enc_hook=str)
-_DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
 _Reply = TypeVar("_Reply")
 
 
@@ -476,7 +475,11 @@ def drawn_audit(
         group: what the request names; None if it names none.
     """
     id, key = str(decision.id), watched.key_of(group)
-    audited = _drawn_decision(decision, question, watched.facts)
+    menu = isinstance(question, MenuQuestion)
+    audited = watched.facts.audited(
+        decided_by=decision.decided_by, form="menu" if menu else "text", size=len(question.actions) if menu else 2,
+        candidates=decision.candidates, action=decision.action,
+    )  # fmt: skip
     loss = decision_loss(audited, loss_bound=watched.facts.loss_bound)
     primary_leg = any(leg.role == "primary" for leg in decision.legs)
     row = None
@@ -496,20 +499,6 @@ def drawn_audit(
         ask=loss is None,
         identities_sha256=watched.key.identities_sha256,
         row=row,
-    )
-
-
-def _drawn_decision(decision: Decision, question: AuditQuestion, facts: LossFacts) -> AuditedDecision:
-    menu = isinstance(question, MenuQuestion)
-    return AuditedDecision(
-        decided_by=decision.decided_by,
-        form="menu" if menu else "text",
-        guardian_sees=facts.guardian_sees,
-        size=len(question.actions) if isinstance(question, MenuQuestion) else 2,
-        candidates=decision.candidates,
-        action=decision.action,
-        binarized=facts.binarized,
-        net=facts.net,
     )
 
 
@@ -549,7 +538,7 @@ def _continued(earlier: DecisionRecord, actions: Sequence[str]) -> Decision:
         action=action,
         answer=None if body.pending or action is None else actions[action],
         candidates=body.candidates,
-        decided_by=_DECIDERS.get(earlier.decided_by, "guardian"),
+        decided_by=DECIDERS.get(earlier.decided_by, "guardian"),
         margin=float("inf") if body.margin is None else body.margin,
         relaxation=body.relaxation,
         legs=legs,

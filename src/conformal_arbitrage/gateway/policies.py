@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from msgspec import structs
 
@@ -41,8 +41,8 @@ from conformal_arbitrage.live.rule import (
 )
 from conformal_arbitrage.live.service import AgeLimits, CertificateGuard, LossFacts, deferring, voided, watchable
 from conformal_arbitrage.models.chat import answer_text
-from conformal_arbitrage.models.kinds import Quota, QuotaAnswerer, QuotaScorer
-from conformal_arbitrage.models.port import Answerer, Identity, Scorer, fingerprint
+from conformal_arbitrage.models.kinds import Section
+from conformal_arbitrage.models.port import Answerer, Identity, Quota, Scorer, WrappedModel, fingerprint
 from conformal_arbitrage.monitoring.lines import Lines, ledger_names
 from conformal_arbitrage.store import policies
 from conformal_arbitrage.store.ledger import LedgerKey
@@ -52,6 +52,7 @@ from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY, ChatRequest, Decision, Leg, Query, Spent, is_object
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
+_Model = TypeVar("_Model", Scorer, Answerer)
 ServingMode = Literal["enforce", "shadow", "safe"]
 NOT_OURS = (StaleCalibrationError, LaterCertificateError)
 """Why a version in the store may be another gateway's."""
@@ -785,11 +786,12 @@ def pairs_of(models: Models, quota: Quota | None = None, queue: ReviewQueue | No
             pairs[name] = _people(models, name, terms, queue)
             continue
         if config.policies[name].cascade:
-            pairs[name] = _cascade(models, config.form_of(name), quota)
+            pairs[name] = _pair(models, config.form_of(name), None, quota)
             continue
-        key = config.section_of(name, "primary"), config.section_of(name, "guardian"), config.form_of(name)
+        sections = config.section_of(name, "primary"), config.section_of(name, "guardian")
+        key = (*sections, config.form_of(name))
         if key not in shared:
-            shared[key] = _pair(models, *key, quota)
+            shared[key] = _pair(models, config.form_of(name), sections, quota)
         pairs[name] = shared[key]
     return pairs
 
@@ -805,29 +807,40 @@ def _people(models: Models, policy: str, terms: ReviewTerms, queue: ReviewQueue 
     return MenuPair(primary=primary, guardian=guardian, review=terms, fallback=models.config.task.safe_action)
 
 
-def _pair(models: Models, primary: str, guardian: str, form: Form, quota: Quota | None) -> ModelPair:
+def _pair(models: Models, form: Form, sections: tuple[str, str] | None, quota: Quota | None) -> ModelPair:
+    """Return the models of two sections; without any, those of the cascade, each policy's own."""
     task = models.config.task
     if form == "menu":
-        scorer = models.scorer("guardian", guardian)
-        guarded = scorer if quota is None else QuotaScorer(scorer, quota)
-        return MenuPair(primary=models.scorer("primary", primary), guardian=guarded, fallback=task.safe_action)
-    answerer = models.answerer("guardian", guardian)
-    limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
-    return TextPair(primary=models.answerer("primary", primary), guardian=limited, fallback=task.safe_answer)
+        scorer, scorers, name, last = _built(models, models.scorer, sections)
+        return MenuPair(
+            primary=scorer,
+            guardian=_limited(last, quota),
+            models=scorers,
+            guardian_name=name,
+            fallback=task.safe_action,
+        )
+    answerer, answerers, name, last = _built(models, models.answerer, sections)
+    return TextPair(
+        primary=answerer,
+        guardian=_limited(last, quota),
+        models=answerers,
+        guardian_name=name,
+        fallback=task.safe_answer,
+    )
 
 
-def _cascade(models: Models, form: Form, quota: Quota | None) -> ModelPair:
-    """Return the models of a cascade, each policy's own."""
-    task = models.config.task
-    if form == "menu":
-        scorers, name, scorer = models.cascade(models.scorer)
-        guarded = scorer if quota is None else QuotaScorer(scorer, quota)
-        first = next(iter(scorers.values()))
-        return MenuPair(primary=first, guardian=guarded, models=scorers, guardian_name=name, fallback=task.safe_action)
-    answerers, name, answerer = models.cascade(models.answerer)
-    limited = answerer if quota is None else QuotaAnswerer(answerer, quota)
-    primary = next(iter(answerers.values()))
-    return TextPair(primary=primary, guardian=limited, models=answerers, guardian_name=name, fallback=task.safe_answer)
+def _built(
+    models: Models, build: Callable[[Section, str], _Model], sections: tuple[str, str] | None
+) -> tuple[_Model, dict[str, _Model], str, _Model]:
+    """Return the first model, all cheap ones if it is a cascade, the Guardian's name, and the Guardian."""
+    if sections is None:
+        cheap, name, guardian = models.cascade(build)
+        return next(iter(cheap.values())), cheap, name, guardian
+    return build("primary", sections[0]), {}, "guardian", build("guardian", sections[1])
+
+
+def _limited(model: _Model, quota: Quota | None) -> _Model | WrappedModel[_Model]:
+    return model if quota is None else WrappedModel(model, quota=quota)
 
 
 def check_spending(config: Config, models: Models) -> None:

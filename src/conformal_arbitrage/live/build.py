@@ -26,8 +26,8 @@ from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGr
 from conformal_arbitrage.live.rule import CascadeChooser, CascadeRouter, ConformalArbitrage, ConformalRouter
 from conformal_arbitrage.models.kinds import BuildContext, ModelConfig, Section, Terminal, load_object
 from conformal_arbitrage.models.others import HumanConfig
-from conformal_arbitrage.models.port import Answerer, Port, Scorer
-from conformal_arbitrage.models.rendering import VERBATIM, PinnedAnswerer, RenderedScorer, Shuffled
+from conformal_arbitrage.models.port import Answerer, Port, Scorer, WrappedModel
+from conformal_arbitrage.models.rendering import RENDERING, VERBATIM, Shuffled
 from conformal_arbitrage.models.wrappers import (
     Breaker,
     Cache,
@@ -101,7 +101,7 @@ class Models:
         model = self.config.section(section or role)
         scorer = model.build(self._context(model, role, section))
         if model.shows_questions and "rendering" not in scorer.identity:
-            scorer = RenderedScorer(scorer)
+            scorer = WrappedModel(scorer, {"rendering": RENDERING})
         return Shuffled(scorer) if self.config.task.shuffle_options and model.shufflable else scorer
 
     def answerer(self, role: Section, section: str | None = None) -> Answerer:
@@ -116,7 +116,7 @@ class Models:
                 sampler=answerer, others=others, candidates=count, grouping=self._grouping(same_meaning)
             )
         if "rendering" not in answerer.identity:
-            answerer = PinnedAnswerer(answerer, {"rendering": VERBATIM})
+            answerer = WrappedModel(answerer, {"rendering": VERBATIM})
         return answerer
 
     def _sampler(self, name: str) -> Sampler:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import exp
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -242,7 +242,8 @@ def age_of(
     share, days = certificate.alpha / certificate.loss_bound, max(0.0, now - installed) / DAY
     lately = known.since(now - limits.fresh_days * DAY)
     net, window = isinstance(certificate.loss, Net), limits.fresh_days
-    stale = freshness(lately, share, last_known=_date(known.last), days=window, signed=net) if days >= window else None
+    last = None if known.last is None else date_of(known.last)
+    stale = freshness(lately, share, last_known=last, days=window, signed=net) if days >= window else None
     return Age(
         installed=installed,
         known_lately=lately,
@@ -258,8 +259,9 @@ def age_of(
     )
 
 
-def _date(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).date().isoformat()
+def date_of(seconds: float) -> str:
+    """Return the day of a time, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 # --- Watch a certificate in service ---
@@ -732,17 +734,11 @@ def _certified(
         return certificate, {}, str(error)
 
 
-def date_of(seconds: float) -> str:
-    """Return the day of a time, in UTC."""
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
-
-
 # --- The loss of a decision, by its record ---
 
 
-_DECIDERS: dict[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
+DECIDERS: Mapping[str, DecidedBy] = {"primary": "primary", "fallback": "fallback"}
+"""Who decided, as the record names them; anybody else is the Guardian."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -770,6 +766,21 @@ class LossFacts:
             loss_bound=certificate.loss_bound,
             net=certificate.loss.name == NET,
         )
+
+    def audited(
+        self,
+        *,
+        decided_by: DecidedBy,
+        form: Literal["menu", "text"],
+        size: int,
+        candidates: tuple[int, ...],
+        action: int | None,
+    ) -> AuditedDecision:
+        """Return a decision as its loss takes it."""
+        return AuditedDecision(
+            decided_by=decided_by, form=form, size=size, candidates=candidates, action=action,
+            guardian_sees=self.guardian_sees, binarized=self.binarized, net=self.net,
+        )  # fmt: skip
 
     @classmethod
     def read(cls, document: Mapping[str, object]) -> "LossFacts | None":
@@ -807,7 +818,11 @@ def settlement(
     """
     if record is None or facts is None:
         return Settlement(id=news.id, news=news.news, at=now)
-    audited, verdict = _audited_decision(record, facts), _verdict(record, callers_label)
+    body, verdict = record.decision, _verdict(record, callers_label)
+    audited = facts.audited(
+        decided_by=DECIDERS.get(record.decided_by, "guardian"), form=body.form or "menu", size=body.size,
+        candidates=body.candidates, action=body.action,
+    )  # fmt: skip
     loss = decision_loss(audited, verdict, loss_bound=facts.loss_bound)
     return Settlement(
         id=news.id,
@@ -817,20 +832,6 @@ def settlement(
         served=_served(record, audited, verdict, facts),
         delivered=_is_delivered(record),
         failed=loss is None and _audit_failed(record),
-    )
-
-
-def _audited_decision(record: DecisionRecord, facts: LossFacts) -> AuditedDecision:
-    body = record.decision
-    return AuditedDecision(
-        decided_by=_DECIDERS.get(record.decided_by, "guardian"),
-        form=body.form or "menu",
-        guardian_sees=facts.guardian_sees,
-        size=body.size,
-        candidates=body.candidates,
-        action=body.action,
-        binarized=facts.binarized,
-        net=facts.net,
     )
 
 

@@ -260,6 +260,20 @@ _Result = TypeVar("_Result")
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
+def json_session(headers: Mapping[str, str], **connections: Any) -> tuple["ClientSession", tuple[type[Exception], ...]]:
+    """Open a session that sends JSON and nothing of its own; return it with the errors of its connections."""
+    import aiohttp  # 100 ms that offline use should not pay
+
+    session = aiohttp.ClientSession(
+        headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **headers},
+        connector=aiohttp.TCPConnector(limit=0, **connections),
+        timeout=aiohttp.ClientTimeout(total=None),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+    return session, (OSError, ValueError, aiohttp.ClientError)  # a TimeoutError is an OSError
+
+
 class Endpoint:
     """An OpenAI-compatible server.
 
@@ -277,9 +291,7 @@ class Endpoint:
         self._timeout = timeout
         self._secret = _checked_key(key)
         bearer = "Bearer " if key_header.lower() == "authorization" else ""
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if self._secret:
-            self._headers[key_header] = bearer + self._secret
+        self._headers = {key_header: bearer + self._secret} if self._secret else {}
         self._session: ClientSession | None = None
         self._failures: tuple[type[Exception], ...] = (OSError, ValueError)
 
@@ -398,16 +410,7 @@ class Endpoint:
         return Reply(document=document, spent=usage_of(document))
 
     def _connect(self) -> "ClientSession":
-        import aiohttp  # 100 ms that offline use should not pay
-
-        self._failures = (OSError, ValueError, aiohttp.ClientError)  # a TimeoutError is an OSError
-        self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._session, self._failures = json_session(self._headers, keepalive_timeout=30)
         return self._session
 
     async def _read(self, response: "ClientResponse") -> bytes:

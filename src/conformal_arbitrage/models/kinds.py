@@ -6,15 +6,15 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType, TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from conformal_arbitrage.errors import ArbitrageError, ConfigError, ScorerError, UpstreamError
 from conformal_arbitrage.models.completions import Mode, RequestSettings, Settings, TokenField
 from conformal_arbitrage.models.endpoint import FAILURES, Endpoint, Pool, key_from
-from conformal_arbitrage.models.port import Answer, Answerer, Identity, Port, Scorer, Scores, stream_answer
+from conformal_arbitrage.models.port import Answerer, Port, Scorer
 from conformal_arbitrage.models.wrappers import Breaker, Price, Pricing, list_price
-from conformal_arbitrage.types import ChatRequest, Chunk, Query, Role, Spent
+from conformal_arbitrage.types import Role, Spent
 
 # --- Code that the user wrote ---
 
@@ -186,60 +186,6 @@ def _key_mode(stream: int) -> Generator[None]:
         yield
     finally:
         termios.tcsetattr(stream, termios.TCSADRAIN, before)
-
-
-# --- Quota ---
-
-
-class Quota(Protocol):
-    """Anything that limits how often a model is asked."""
-
-    async def start(self) -> None:
-        """Count one question."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaScorer:
-    """A Guardian over menus, within a quota."""
-
-    scorer: Scorer
-    quota: Quota
-
-    @property
-    def identity(self) -> Identity:
-        """The scorer's identity."""
-        return self.scorer.identity
-
-    async def score(self, query: Query) -> Scores:
-        """Return the scorer's numbers, if the quota allows."""
-        await self.quota.start()
-        return await self.scorer.score(query)
-
-
-@dataclass(frozen=True, slots=True)
-class QuotaAnswerer:
-    """A Guardian in free text, within a quota."""
-
-    answerer: Answerer
-    quota: Quota
-
-    @property
-    def identity(self) -> Identity:
-        """The answerer's identity."""
-        return self.answerer.identity
-
-    async def answer(self, request: ChatRequest) -> Answer:
-        """Return the answerer's answer, if the quota allows."""
-        await self.quota.start()
-        return await self.answerer.answer(request)
-
-    async def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
-        """Yield the answerer's stream, if the quota allows."""
-        await self.quota.start()
-        async with aclosing(stream_answer(self.answerer, request)) as items:
-            async for item in items:
-                yield item
 
 
 # --- What every kind of scorer shares ---

@@ -39,10 +39,11 @@ from conformal_arbitrage.models.port import (
     Reply,
     Scores,
     WholePort,
+    WrappedModel,
     check_values,
     fingerprint,
 )
-from conformal_arbitrage.models.rendering import RENDERING, PinnedAnswerer, require_seen
+from conformal_arbitrage.models.rendering import RENDERING, require_seen
 from conformal_arbitrage.monitoring.votes import PANELS, PanelRule
 from conformal_arbitrage.scorelog.tables import Table
 from conformal_arbitrage.types import Query, Role, Spent
@@ -89,7 +90,7 @@ class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
                 f"[{context.section}] {self.function}: in text form it must be an object with `answer` and `identity`"
             )
         pinned = {**source_identity(answerer), **requested_identity(context.request_settings)}
-        return PinnedAnswerer(answerer, pinned)
+        return WrappedModel(answerer, pinned)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeGuard, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 
 from conformal_arbitrage.core.exact import LARGEST_SCORE
 from conformal_arbitrage.errors import ArbitrageError, CostLimitError, QuotaError, ReplyError, ScorerError
@@ -57,7 +59,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     """
 
     document: Any
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent = msgspec.field(default_factory=Spent)
 
 
 class Port(Protocol):
@@ -210,7 +212,7 @@ class Scores(Struct, frozen=True, kw_only=True):
     """One number per action of a query, in its order; the larger the better."""
 
     values: tuple[float, ...]
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent = msgspec.field(default_factory=Spent)
     raw: str | None = None
     served: str | None = None
 
@@ -243,7 +245,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
     message: Mapping[str, Any]
     confidence: float | None = None
-    spent: Spent = field(default_factory=Spent)
+    spent: Spent = msgspec.field(default_factory=Spent)
     document: Any = None
     served: str | None = None
 
@@ -288,6 +290,57 @@ def _can_stream(answerer: Answerer) -> TypeGuard[StreamingAnswerer]:
 
 async def _whole_answer(answerer: Answerer, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
     yield await answerer.answer(request)
+
+
+class Quota(Protocol):
+    """Anything that limits how often a model is asked."""
+
+    async def start(self) -> None:
+        """Count one question."""
+        ...
+
+
+_Model = TypeVar("_Model", Scorer, Answerer)
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedModel(Generic[_Model]):
+    """A scorer or an answerer with more in its identity, or within a quota.
+
+    Attributes:
+        pinned: what its identity says besides: how questions are shown, or the digest of its source.
+        quota: limits how often it is asked; None for as often as anybody likes.
+    """
+
+    model: _Model
+    pinned: Identity = field(default_factory=dict[str, Any])
+    quota: Quota | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """The model's own, and what is pinned."""
+        return {**self.model.identity, **self.pinned}
+
+    async def score(self: "WrappedModel[Scorer]", query: Query) -> Scores:
+        """Return the model's numbers, if the quota allows."""
+        await self._admit()
+        return await self.model.score(query)
+
+    async def answer(self: "WrappedModel[Answerer]", request: ChatRequest) -> Answer:
+        """Return the model's answer, if the quota allows."""
+        await self._admit()
+        return await self.model.answer(request)
+
+    async def stream(self: "WrappedModel[Answerer]", request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
+        """Yield the model's chunks, if it streams, then the answer, if the quota allows."""
+        await self._admit()
+        async with aclosing(stream_answer(self.model, request)) as items:
+            async for item in items:
+                yield item
+
+    async def _admit(self) -> None:
+        if self.quota is not None:
+            await self.quota.start()
 
 
 async def checked_scores(scorer: Scorer, query: Query) -> Scores:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from json.encoder import encode_basestring
@@ -14,20 +14,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage.errors import OptionError, ReplyError
-from conformal_arbitrage.models.port import (
-    Answer,
-    Answerer,
-    Identity,
-    Scorer,
-    Scores,
-    fingerprint,
-    is_number,
-    stream_answer,
-)
+from conformal_arbitrage.models.port import Identity, Scorer, Scores, fingerprint, is_number
 from conformal_arbitrage.types import (
     JSON,
-    ChatRequest,
-    Chunk,
     Messages,
     Query,
     as_list,
@@ -358,46 +347,6 @@ def _document(text: str) -> object:
     with suppress(msgspec.DecodeError, UnicodeEncodeError):
         return msgspec.json.decode(text)
     return json.loads(text)  # which reads NaN, lone surrogates and huge numbers as well
-
-
-# --- RenderedScorer and PinnedAnswerer ---
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedScorer:
-    """A scorer, with the rendering in its identity."""
-
-    scorer: Scorer
-
-    @property
-    def identity(self) -> Identity:
-        """The scorer's, with the rendering."""
-        return {**self.scorer.identity, "rendering": RENDERING}
-
-    async def score(self, query: Query) -> Scores:
-        """Return the scorer's numbers."""
-        return await self.scorer.score(query)
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedAnswerer:
-    """An answerer, with more in its identity: the digest of its class's source, or how requests are passed on."""
-
-    answerer: Answerer
-    pinned: Identity
-
-    @property
-    def identity(self) -> Identity:
-        """The answerer's own, and what is pinned."""
-        return {**self.answerer.identity, **self.pinned}
-
-    async def answer(self, request: ChatRequest) -> Answer:
-        """Return the answerer's answer."""
-        return await self.answerer.answer(request)
-
-    def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
-        """Yield the answerer's chunks, if it streams, then the answer."""
-        return stream_answer(self.answerer, request)
 
 
 # --- Shuffled ---

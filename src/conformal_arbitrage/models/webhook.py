@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from conformal_arbitrage.errors import ConfigError
-from conformal_arbitrage.models.endpoint import retry_after_of
+from conformal_arbitrage.models.endpoint import json_session, retry_after_of
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -143,20 +143,7 @@ class WebhookEndpoint:
             self._session = None
 
     def _connect(self) -> "ClientSession":
-        import aiohttp  # 100 ms that offline use should not pay
-
-        self._failures = (OSError, ValueError, aiohttp.ClientError)
-        self._session = aiohttp.ClientSession(
-            headers={
-                "Content-Type": "application/json",
-                "Accept-Encoding": "identity",
-                "User-Agent": "conformal-arbitrage",
-            },
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._session, self._failures = json_session({"User-Agent": "conformal-arbitrage"}, force_close=True)
         return self._session
 
 

@@ -146,19 +146,6 @@ def log_evidence(means: Floats, line: float) -> Floats:
     return process.log_evidence().reshape(means.shape)
 
 
-def merge_blocks(means: Sequence[Floats], drawn: Sequence[Floats]) -> Floats:
-    """Return the blocks of several ledgers as one sequence, in the order in which their last audits were drawn.
-
-    E-values of several ledgers must not be multiplied, nor may the largest be taken; their blocks share one set of bets.
-
-    Args:
-        means: the block means of each ledger.
-        drawn: when the last audit of each block was drawn (not when its outcome became known).
-    """
-    order = np.argsort(np.concatenate(drawn), kind="stable")
-    return np.concatenate(means)[order]
-
-
 def _log_sum(terms: Floats) -> Floats:
     """Return log(sum(exp(terms))) over the last axis."""
     top = terms.max(axis=-1)
