@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from conformal_arbitrage.gateway.http import Window
+from conformal_arbitrage.models.wrappers import Window
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, hanging, says, until, votes
 
 
@@ -107,15 +107,15 @@ def test_the_guardian_s_spend_has_a_limit(house, form):
 
 
 def test_a_window_slides():
-    window = Window(2, 10.0)
-    assert window.wait(0.0) == 0
+    window = Window(10.0)
+    assert window.wait(0.0, 2) == 0
     window.take(0.0, 1)
-    assert window.wait(1.0) == 0
+    assert window.wait(1.0, 2) == 0
     window.take(4.0, 1)
-    assert window.wait(5.0) == 5.0
-    assert window.wait(10.0) == 0
+    assert window.wait(5.0, 2) == 5.0
+    assert window.wait(10.0, 2) == 0
     window.take(10.0, 1)
-    assert window.wait(11.0) == 3.0
+    assert window.wait(11.0, 2) == 3.0
 
 
 def test_a_database_that_is_gone_is_503_before_any_model_is_asked(house):

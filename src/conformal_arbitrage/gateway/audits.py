@@ -21,6 +21,7 @@ from conformal_arbitrage.errors import (
     UpstreamError,
 )
 from conformal_arbitrage.gateway.decider import recorded_error
+from conformal_arbitrage.gateway.jobs import keep_up
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair, PolicyTable
 from conformal_arbitrage.live.config import Config, PolicyConfig
@@ -68,12 +69,8 @@ class GradingFeed:
 
     async def run(self) -> None:
         """Look at the record until cancelled; return if nobody grades."""
-        while self._terms:
-            try:
-                await self.run_once()
-            except StoreError as error:
-                _log.warning("answers wait to be graded: %s", error)
-            await asyncio.sleep(GRADING_PAUSE)
+        if self._terms:
+            await keep_up(self.run_once, GRADING_PAUSE, said="answers wait to be graded")
 
     async def run_once(self) -> None:
         """Deal with all that is new."""
@@ -190,13 +187,7 @@ class Auditor:
 
     async def run(self) -> None:
         """Run queued audits until cancelled."""
-        while True:
-            try:
-                count = await self.run_once()
-            except StoreError:
-                count = 0  # the database is unreachable; requests report that, audits wait
-            if not count:
-                await asyncio.sleep(AUDIT_PAUSE)
+        await keep_up(self.run_once, AUDIT_PAUSE)
 
     async def run_once(self) -> int:
         """Run a batch of queued audits; return how many there were."""

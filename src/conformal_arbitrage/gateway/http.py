@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import GatewayConfig
+from conformal_arbitrage.models.wrappers import Window
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.record import JSONObject
 
@@ -271,27 +271,6 @@ class Refresher:
         self._rounds += 1
 
 
-class Window:
-    """A sliding window: at most `limit` units within any `seconds`."""
-
-    def __init__(self, limit: float, seconds: float) -> None:
-        self.limit = limit
-        self.seconds = seconds
-        self._taken: deque[tuple[float, float]] = deque()
-        self._sum = 0.0
-
-    def wait(self, now: float) -> float:
-        """Return the seconds until there is room; 0 if there is."""
-        while self._taken and self._taken[0][0] <= now - self.seconds:
-            self._sum -= self._taken.popleft()[1]
-        return 0.0 if not self._taken or self._sum < self.limit else self._taken[0][0] + self.seconds - now
-
-    def take(self, now: float, units: float) -> None:
-        """Use some units."""
-        self._taken.append((now, units))
-        self._sum += units
-
-
 class RequestLimits:
     """The limits on requests of one gateway.
 
@@ -323,9 +302,9 @@ class RequestLimits:
             self.in_flight -= 1
 
     def _take(self, caller_id: str, per_minute: int) -> None:
-        window = self._windows.setdefault(caller_id, Window(per_minute, 60.0))
+        window = self._windows.setdefault(caller_id, Window(60.0))
         now = time.monotonic()
-        if (wait := window.wait(now)) > 0:
+        if (wait := window.wait(now, per_minute)) > 0:
             raise too_many(f"this key may make {per_minute} requests a minute", wait)
         window.take(now, 1)
 

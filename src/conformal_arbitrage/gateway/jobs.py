@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from prometheus_client import Counter
 
@@ -112,6 +113,24 @@ class Housekeeper:
                 _log.info("removed %d decisions older than %g days (retain_days)", removed, self._retain_days)
 
 
+async def keep_up(work: Callable[[], Awaitable[object]], pause: float, *, said: str = "") -> None:
+    """Work on what waits, again at once while there was some, else after a pause; without the store it waits.
+
+    Args:
+        work: tells whether there was anything.
+        said: what to log if the store is unreachable; nothing where requests report that.
+    """
+    while True:
+        busy = None
+        try:
+            busy = await work()
+        except StoreError as error:
+            if said:
+                _log.warning("%s: %s", said, error)
+        if not busy:
+            await asyncio.sleep(pause)
+
+
 async def _repeat(work: Callable[[], Awaitable[object]], seconds: float) -> None:
     """Work again and again; if the store is unreachable, requests report that, and this waits."""
     while True:
@@ -139,19 +158,10 @@ class WebhookSender:
         try:
             async with asyncio.TaskGroup() as group:
                 for webhook in self._webhooks:
-                    group.create_task(self._serve(webhook))
+                    group.create_task(keep_up(partial(self.send_due, webhook), WEBHOOKS_EVERY))
         finally:
             for webhook in self._webhooks:
                 await webhook.close()
-
-    async def _serve(self, webhook: WebhookEndpoint) -> None:
-        while True:
-            try:
-                count = await self.send_due(webhook)
-            except StoreError:
-                count = 0  # the database is unreachable; requests report that, messages wait
-            if not count:
-                await asyncio.sleep(WEBHOOKS_EVERY)
 
     async def send_due(self, webhook: WebhookEndpoint) -> int:
         """Send some of the messages that are due; return how many there were."""

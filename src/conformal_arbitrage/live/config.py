@@ -118,7 +118,10 @@ def check_config(config: "Config", source: Path, text: str) -> None:
     _check_cascade(config, refusal)
     for policy in ("", *config.policies):
         _check_pair(config, policy, refusal)
-    _check_gateway(config, source, text)
+    _check_gateway(config, refusal)
+    for name, policy in config.policies.items():
+        if (problem := _policy_problem(policy)) is not None:
+            raise refusal(("policies", name), *problem)
     _check_webhooks(config, refusal)
     _check_reviews(config, refusal)
     if not config.alpha > 0:
@@ -176,49 +179,43 @@ _LIMITS = (
 )  # fmt: skip
 
 
-def _check_gateway(config: "Config", source: Path, text: str) -> None:
+def _check_gateway(config: "Config", refusal: Callable[..., ConfigError]) -> None:
     """Refuse limits that would admit nothing, or anything."""
     gateway = config.gateway
 
-    def refusal(name: str, rule: str) -> ConfigError:
-        line = line_of(text, ("gateway",), name)
-        return ConfigError(f"{source}: line {line}: {name} must be {rule}; got {getattr(gateway, name)!r}")
+    def refused(name: str, rule: str) -> ConfigError:
+        return refusal(("gateway",), name, f"{name} must be {rule}; got {getattr(gateway, name)!r}")
 
     for name in _LIMITS:
         value = getattr(gateway, name)
         if value is not None and not 0 < value < float("inf"):
-            raise refusal(name, "above 0 and finite (leave it out for the default)")
-    if gateway.drain is not None and not 0 <= gateway.drain <= _LONGEST_DRAIN:
-        raise refusal("drain", f"from 0 to {_LONGEST_DRAIN} seconds")
-    if not 0 < gateway.grace <= _LONGEST_DRAIN:
-        raise refusal("grace", f"from 1 to {_LONGEST_DRAIN} seconds")
-    if not 0 <= gateway.port <= 65535:
-        raise refusal("port", "from 0 to 65535 (0 picks a free one)")
-    for name, policy in config.policies.items():
-        if policy.group is not None and not re.fullmatch(r"metadata\.\S+|key", policy.group):
-            line = line_of(text, ("policies", name), "group")
-            rule = 'group must be "metadata.NAME", a field of the metadata of a request, or "key", the label of its API key'
-            raise ConfigError(f"{source}: line {line}: {rule}; got {policy.group!r}")
-        if not 0 <= policy.audit_rate <= 1:
-            line = line_of(text, ("policies", name), "audit_rate")
-            rule = "audit_rate must be a share, from 0 to 1 (0.05 for 5 %)"
-            raise ConfigError(f"{source}: line {line}: {rule}; got {policy.audit_rate!r}")
-        if (problem := _renewal_problem(policy) or _service_problem(policy)) is not None:
-            line = line_of(text, ("policies", name), problem[0])
-            raise ConfigError(f"{source}: line {line}: {problem[1]}")
-    if gateway.public_url is not None and not re.fullmatch(r"https?://[\w.\-\[\]:]+", gateway.public_url):
-        raise refusal("public_url", "where people reach the console, such as https://gate.example, without a path")
-    if not 0 <= gateway.live_share < 1:
-        raise refusal("live_share", "at least 0 and below 1")
-    if not all(map(_is_network, gateway.trusted_proxies)):
-        raise refusal("trusted_proxies", "addresses, or networks such as 10.0.0.0/8")
-    calls, audited = (
-        gateway.guardian_calls_per_minute,
-        any(policy.audit_rate > 0 for policy in config.policies.values()),
-    )
-    if calls is not None and audited and calls * (1 - gateway.live_share) < 1:
-        remedy = f"at least {ceil(1 / (1 - gateway.live_share))}, or live_share lower, since audits could never be made"
-        raise refusal("guardian_calls_per_minute", remedy)
+            raise refused(name, "above 0 and finite (leave it out for the default)")
+    rules = (
+        ("drain", gateway.drain is None or 0 <= gateway.drain <= _LONGEST_DRAIN, f"from 0 to {_LONGEST_DRAIN} seconds"),
+        ("grace", 0 < gateway.grace <= _LONGEST_DRAIN, f"from 1 to {_LONGEST_DRAIN} seconds"),
+        ("port", 0 <= gateway.port <= 65535, "from 0 to 65535 (0 picks a free one)"),
+        ("public_url", gateway.public_url is None or re.fullmatch(r"https?://[\w.\-\[\]:]+", gateway.public_url),
+         "where people reach the console, such as https://gate.example, without a path"),
+        ("live_share", 0 <= gateway.live_share < 1, "at least 0 and below 1"),
+        ("trusted_proxies", all(map(_is_network, gateway.trusted_proxies)), "addresses, or networks such as 10.0.0.0/8"),
+    )  # fmt: skip
+    for name, holds, rule in rules:
+        if not holds:
+            raise refused(name, rule)
+    calls, left = gateway.guardian_calls_per_minute, 1 - gateway.live_share
+    if calls is not None and calls * left < 1 and any(policy.audit_rate > 0 for policy in config.policies.values()):
+        rule = f"at least {ceil(1 / left)}, or live_share lower, since audits could never be made"
+        raise refused("guardian_calls_per_minute", rule)
+
+
+def _policy_problem(policy: "PolicyConfig") -> tuple[str, str] | None:
+    """Return the key that a policy gets wrong by itself, and why; None if nothing."""
+    if policy.group is not None and not re.fullmatch(r"metadata\.\S+|key", policy.group):
+        rule = '"metadata.NAME", a field of the metadata of a request, or "key", the label of its API key'
+        return "group", f"group must be {rule}; got {policy.group!r}"
+    if not 0 <= policy.audit_rate <= 1:
+        return "audit_rate", f"audit_rate must be a share, from 0 to 1 (0.05 for 5 %); got {policy.audit_rate!r}"
+    return _renewal_problem(policy) or _service_problem(policy)
 
 
 def _renewal_problem(policy: "PolicyConfig") -> tuple[str, str] | None:

@@ -497,6 +497,26 @@ class Estimate(WholePort):
 # --- Limit ---
 
 
+class Window:
+    """What was used within the last seconds, so many of them, to be held to a limit."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._taken: deque[tuple[float, float]] = deque()
+        self._sum = 0.0
+
+    def wait(self, now: float, limit: float | None) -> float:
+        """Return the seconds after which there may be room below a limit; 0 if there is."""
+        while self._taken and self._taken[0][0] <= now - self._seconds:
+            self._sum -= self._taken.popleft()[1]
+        return 0.0 if limit is None or self._sum < limit else self._taken[0][0] + self._seconds - now
+
+    def take(self, now: float, units: float) -> None:
+        """Use some units."""
+        self._taken.append((now, units))
+        self._sum += units
+
+
 class RateLimit:
     """The most calls in flight, and the most requests and tokens in any minute; several ports may share one.
 
@@ -523,8 +543,7 @@ class RateLimit:
             False: (requests_per_minute, tokens_per_minute),
             True: (_less(requests_per_minute, live_share), _less(tokens_per_minute, live_share)),
         }
-        self._started: deque[float] = deque()
-        self._used: deque[tuple[float, int]] = deque()
+        self._started, self._used = Window(60.0), Window(60.0)
         self._turns = {False: asyncio.Lock(), True: asyncio.Lock()}
 
     @property
@@ -545,27 +564,15 @@ class RateLimit:
             return
         async with self._turns[background]:  # in order of arrival
             clock = asyncio.get_running_loop().time
-            while (wait := self._wait(clock(), requests, tokens)) > 0:
+            while (wait := max(self._started.wait(clock(), requests), self._used.wait(clock(), tokens))) > 0:
                 await asyncio.sleep(wait)
-            self._started.append(clock())
-
-    def _wait(self, now: float, requests: int | None, tokens: int | None) -> float:
-        while self._started and self._started[0] <= now - 60:
-            self._started.popleft()
-        while self._used and self._used[0][0] <= now - 60:
-            self._used.popleft()
-        wait = 0.0
-        if requests is not None and len(self._started) >= requests:
-            wait = self._started[len(self._started) - requests] + 60 - now
-        if tokens is not None and sum(n for _, n in self._used) >= tokens:
-            wait = max(wait, self._used[0][0] + 60 - now)
-        return wait
+            self._started.take(clock(), 1)
 
     def count_tokens(self, spent: Spent) -> None:
         """Count the tokens of a reply."""
         if self._rates[False][1] is not None:
             tokens = (spent.input_tokens or 0) + (spent.output_tokens or 0)
-            self._used.append((asyncio.get_running_loop().time(), tokens))
+            self._used.take(asyncio.get_running_loop().time(), tokens)
 
 
 def _semaphore(places: int | None) -> AbstractAsyncContextManager[None]:

@@ -12,7 +12,7 @@ Rows are sealed, and checked whenever they are read: what they say decides wheth
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +131,11 @@ class LedgerRows:
     def served_otherwise(self) -> Bools:
         """Which decisions delivered another answer than the rule's own, or none."""
         return ~np.isnan(self.served) | ~self.delivered
+
+    def first(self, count: int) -> "LedgerRows":
+        """Return the first rows; how many draws had none by then is not known."""
+        columns = ("drawn", "due", "loss", "served", "delivered", "known_order", "known_at")
+        return replace(self, **{name: getattr(self, name)[:count] for name in columns}, collapsed=0)
 
     def in_known_order(self) -> Floats:
         """Return the known losses in the order in which they became known."""

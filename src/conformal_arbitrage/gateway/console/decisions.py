@@ -49,6 +49,11 @@ class DecisionFilter:
         """The first moment after the last day."""
         return None if not self.last else _midnight(self.last, days=1)
 
+    @property
+    def query(self) -> dict[str, Any]:
+        """The filters as the store takes them."""
+        return {"policy": self.policy or None, "decided_by": self.who or None, "since": self.since, "until": self.until}
+
     def words(self) -> list[tuple[str, str]]:
         """Return the filters in words, each with where to go without it."""
         texts = {
@@ -131,15 +136,7 @@ async def _in_order(store: StoreView, wanted: DecisionFilter) -> tuple[list[Deci
     """Return a page of decisions, and the id before which there are more."""
 
     async def read(before: str | None, limit: int) -> list[DecisionRecord]:
-        return await store.run(
-            pages.records,
-            policy=wanted.policy or None,
-            decided_by=wanted.who or None,
-            before=before,
-            limit=limit,
-            since=wanted.since,
-            until=wanted.until,
-        )
+        return await store.run(pages.records, **wanted.query, before=before, limit=limit)
 
     page = await read(wanted.before or None, PAGE + 1)
     if len(page) > PAGE:
@@ -149,16 +146,7 @@ async def _in_order(store: StoreView, wanted: DecisionFilter) -> tuple[list[Deci
 
 async def _marked(store: StoreView, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
     """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
-    page = await store.run(
-        pages.marked_decisions,
-        mark,
-        policy=wanted.policy or None,
-        decided_by=wanted.who or None,
-        since=wanted.since,
-        until=wanted.until,
-        before=wanted.before or None,
-        limit=PAGE + 1,
-    )
+    page = await store.run(pages.marked_decisions, mark, **wanted.query, before=wanted.before or None, limit=PAGE + 1)
     records = list(page.records)
     return (records[:PAGE], records[PAGE - 1].id) if len(records) > PAGE else (records, page.end)
 
@@ -308,7 +296,7 @@ def _bars(record: DecisionRecord, scores: Sequence[float], names: Sequence[str])
     body, top = record.decision, max(scores)
     return [
         Bar(
-            text=names[k] if k < len(names) else f"Option {k + 1}",
+            text=_name(names, k),
             score=score,
             gap=top - score,
             candidate=k in body.candidates,
@@ -332,11 +320,10 @@ def _sentence(record: DecisionRecord, leg: Leg | None, names: Sequence[str]) -> 
         needed = "" if body.relaxation is None else f", and its answer is given above {body.relaxation:.3g}"
         return f"The Primary's confidence was {leg.scores[-1]:.3g}{needed}. {outcome}"
     order = sorted(range(len(leg.scores)), key=lambda k: -(leg.scores or ())[k])
-    first = names[order[0]] if order[0] < len(names) else f"Option {order[0] + 1}"
+    first = _name(names, order[0])
     if body.margin is None or len(order) < 2:
         return f"The Primary put {first} first. {outcome}"
-    second = names[order[1]] if order[1] < len(names) else f"Option {order[1] + 1}"
-    ahead = f"The Primary put {first} first, {body.margin:.3g} ahead of {second}."
+    ahead = f"The Primary put {first} first, {body.margin:.3g} ahead of {_name(names, order[1])}."
     if body.relaxation is None:
         return f"{ahead} {outcome}"
     return f"{ahead} It has to lead by more than {body.relaxation:.3g} to stand alone. {outcome}"

@@ -153,10 +153,10 @@ def _sentence(standing: Standing, bound: float) -> str:
     figures, lines = standing.figures, standing.figures.lines
     if standing.mean is None:
         return "No audit has an outcome yet, so nothing is known of the loss in production."
-    lower, upper = (_loss(bound * limit) for limit in standing.limits)
+    lower, upper = (loss_text(bound * limit) for limit in standing.limits)
     alpha, red = f"{bound * lines.alpha:.4g}", "" if lines.red is None else f"{bound * lines.red:.3g}"
     audits = "1 audited decision" if figures.known == 1 else f"{figures.known:,} audited decisions"
-    first = f"On {audits} the loss is {_loss(bound * standing.mean)}. "
+    first = f"On {audits} the loss is {loss_text(bound * standing.mean)}. "
     between = f"It lies between {lower} and {upper} with 95\u00a0% confidence"
     endings = {
         "kept": f", so the budget of {alpha} is kept.",
@@ -168,10 +168,6 @@ def _sentence(standing: Standing, bound: float) -> str:
         "certificate is installed or the alarm is lifted.",
     }  # fmt: skip
     return first + between + endings[standing.state]
-
-
-def _loss(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−")
 
 
 def _bound(live: LivePolicy) -> float:

@@ -30,7 +30,6 @@ from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing, ledger_hi
 from conformal_arbitrage.store import events, integrity, pages
 from conformal_arbitrage.store.events import PolicyTally
 from conformal_arbitrage.store.integrity import Head
-from conformal_arbitrage.store.ledger import LedgerRows
 from conformal_arbitrage.store.policies import Notice, PolicyVersion
 from conformal_arbitrage.store.record import LiftBody
 from conformal_arbitrage.store.session import Store
@@ -285,20 +284,7 @@ async def read_month(store: Store, config: Config, policy: str, month: Month, *,
 
 def _until(ledger: WatchedLedger, until: float) -> WatchedLedger:
     """Return a ledger without decisions drawn later."""
-    rows, kept = ledger.rows, int((ledger.rows.drawn < until).sum())
-    return replace(
-        ledger,
-        rows=LedgerRows(
-            drawn=rows.drawn[:kept],
-            due=rows.due[:kept],
-            loss=rows.loss[:kept],
-            served=rows.served[:kept],
-            delivered=rows.delivered[:kept],
-            known_order=rows.known_order[:kept],
-            known_at=rows.known_at[:kept],
-            change=rows.change,
-        ),
-    )
+    return replace(ledger, rows=ledger.rows.first(int((ledger.rows.drawn < until).sum())))
 
 
 # --- The page ---
