@@ -22,8 +22,9 @@ import numpy as np
 from tests.gateway import degrading
 from tests.gateway.durability import LOST, OURS, Gateway, all_records
 
-from conformal_arbitrage.store import integrity, open_store, policies
+from conformal_arbitrage.store import integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.location import open_store
 from conformal_arbitrage.store.record import time_of
 
 AT_ONCE = 24

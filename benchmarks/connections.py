@@ -112,7 +112,7 @@ def essays(home: Path) -> None:
     from conformal_arbitrage.gateway.gateway import identities_of
     from conformal_arbitrage.live.build import database_of
     from conformal_arbitrage.live.config import read_config
-    from conformal_arbitrage.store import open_store
+    from conformal_arbitrage.store.location import open_store
 
     path = home / "arbitrage.toml"
     sure = path.read_text().replace('model = "small"', 'model = "small"\nconfidence = "logprob"')

@@ -37,10 +37,10 @@ from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.build import open_record
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import DecisionBody, Event, MenuQuestion, events, new_id, reviews
+from conformal_arbitrage.store import events, reviews
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow
 from conformal_arbitrage.store.outbox import Audit
-from conformal_arbitrage.store.record import id_at
+from conformal_arbitrage.store.record import DecisionBody, Event, MenuQuestion, id_at, new_id
 from conformal_arbitrage.store.reviews import NewReview, ReviewQuestion
 from conformal_arbitrage.types import Leg, Spent
 

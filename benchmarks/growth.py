@@ -227,7 +227,7 @@ def reading(folder: Path, records: int) -> dict[str, float]:
     """Read pages of a record of so many decisions."""
     from tests.store.facts import decision
 
-    from conformal_arbitrage.store import open_store
+    from conformal_arbitrage.store.location import open_store
 
     async def work() -> float:
         store = await open_store(folder / "record.sqlite")

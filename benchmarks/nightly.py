@@ -30,7 +30,8 @@ from tests.gateway.durability import LOST, SECRET, Gateway, chat_request, decisi
 from conformal_arbitrage import Certificate, ScoreLog, calibrate
 from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import DecisionRecord, open_store
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.record import DecisionRecord
 
 COUNTS = {
     "engines": 50,

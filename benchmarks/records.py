@@ -25,7 +25,7 @@ from tests.store.facts import decision
 from conformal_arbitrage.live.build import database_of
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.store import events as stored_events
-from conformal_arbitrage.store import open_store
+from conformal_arbitrage.store.location import open_store
 
 TARGET = 1.3
 _BATCH = 1000

@@ -36,7 +36,10 @@ from conformal_arbitrage import Certificate, ScoreLog, calibrate
 from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import DecisionRecord, Store, integrity, open_store, pages
+from conformal_arbitrage.store import integrity, pages
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.record import DecisionRecord
+from conformal_arbitrage.store.session import Store
 
 ALPHA = 0.02
 FAULTS = 0.02

@@ -16,8 +16,9 @@ from uuid import uuid4
 
 import pytest
 
-from conformal_arbitrage.store import PostgresStore, SQLiteStore
 from conformal_arbitrage.store import postgres as postgres_store
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.sqlite import SQLiteStore
 
 RELAXED = """
 # a crash of the machine loses this cluster

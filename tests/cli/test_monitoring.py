@@ -16,7 +16,9 @@ import pytest
 
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.gateway.console.report import Month
-from conformal_arbitrage.store import LedgerKey, integrity, open_store, policies
+from conformal_arbitrage.store import integrity, policies
+from conformal_arbitrage.store.ledger import LedgerKey
+from conformal_arbitrage.store.location import open_store
 from tests.cli import test_cli
 from tests.live.ledgers import MODELS, certificate, draw_rows, fill, losses, settle_served
 

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ChatRequest, ScoreLog
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.collecting.collect import Collection, collect, collected_totals, has_person
-from conformal_arbitrage.collecting.questions import Requests, read_questions
+from conformal_arbitrage.collecting.collect import collect, collected_totals, estimate, has_person
+from conformal_arbitrage.collecting.questions import Requests
 from conformal_arbitrage.errors import ArbitrageError
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.port import fingerprint
@@ -911,9 +911,7 @@ def test_collect_takes_paths_writes_the_log_and_returns_it(run):
     seen = []
     with serving(both) as upstream:
         configure(upstream.url)
-        rows = read_questions("questions.jsonl", "menu").first(3)
-        collection = Collection(config=read_config("arbitrage.toml"), rows=rows, output="log.parquet")
-        expected = asyncio.run(collection.estimate())
+        expected = asyncio.run(estimate("arbitrage.toml", "questions.jsonl", output="log.parquet", limit=3))
         assert [(one.origin, one.spent.calls) for one in expected] == [(upstream.url, 3)] * 2
         assert upstream.bodies == []
         log = asyncio.run(

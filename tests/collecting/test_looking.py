@@ -10,9 +10,8 @@ from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.calibration.promises import ByGroup, Cluster, Learned, Net
 from conformal_arbitrage.collecting.renewal import BUDGETS, looked_frontier
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.store import new_id
 from conformal_arbitrage.store.events import CalibrationRow
-from conformal_arbitrage.store.record import Grades
+from conformal_arbitrage.store.record import Grades, new_id
 
 RNG = np.random.default_rng(4)
 MARGIN = RNG.random(600)

@@ -20,19 +20,11 @@ from conformal_arbitrage.collecting.renewal import (
 )
 from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, StoreError
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import (
-    AuditBody,
-    DecisionBody,
-    Event,
-    FeedbackBody,
-    Grades,
-    PostgresStore,
-    SQLiteStore,
-    new_id,
-    policies,
-)
 from conformal_arbitrage.store import events as stored_events
-from conformal_arbitrage.store.record import AlarmBody
+from conformal_arbitrage.store import policies
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.record import AlarmBody, AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from conformal_arbitrage.types import Leg, Spent
 
 SECRET = ProjectSecret((b"a long enough project secret",))

@@ -6,7 +6,8 @@ import re
 
 import requests
 
-from conformal_arbitrage.store import events, keys, new_id
+from conformal_arbitrage.store import events, keys
+from conformal_arbitrage.store.record import new_id
 from tests.gateway.house import House, until, votes
 
 EVIL = (

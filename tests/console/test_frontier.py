@@ -10,7 +10,8 @@ from conformal_arbitrage.calibration.options import STOPS
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.collecting.renewal import BUDGETS, LOOKING_SHARE, LookingPart
-from conformal_arbitrage.store import events, new_id, policies
+from conformal_arbitrage.store import events, policies
+from conformal_arbitrage.store.record import new_id
 from tests.console.filled import Visit
 from tests.console.test_browser import violations
 from tests.console.test_pages import words

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from conformal_arbitrage.store import new_id, reviews
+from conformal_arbitrage.store import reviews
+from conformal_arbitrage.store.record import new_id
 from tests.console.filled import Visit
 from tests.console.test_changes import since_of
 from tests.console.test_pages import words

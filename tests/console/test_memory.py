@@ -12,8 +12,10 @@ import pytest
 from conformal_arbitrage.gateway.console.policy import Courses
 from conformal_arbitrage.gateway.console.render import environment
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.store import LedgerKey, SQLiteStore, events
+from conformal_arbitrage.store import events
 from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.ledger import LedgerKey
+from conformal_arbitrage.store.sqlite import SQLiteStore
 
 LINES = watch_lines(0.05, n=2000, binary=True)
 FEW, MANY = 5_000, 20_000

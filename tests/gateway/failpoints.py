@@ -21,7 +21,8 @@ from conformal_arbitrage.gateway import jobs, server  # noqa: F401 - imported on
 from conformal_arbitrage.gateway.jobs import WebhookSender
 from conformal_arbitrage.gateway.requests import Attempt
 from conformal_arbitrage.gateway.review_queue import VoteCounter
-from conformal_arbitrage.store import Store, reviews
+from conformal_arbitrage.store import reviews
+from conformal_arbitrage.store.session import Store
 from tests.gateway.durability import SECRET
 
 CONTEXT = multiprocessing.get_context("forkserver")

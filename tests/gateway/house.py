@@ -21,7 +21,8 @@ from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.server import Connections, ServerSettings
 from conformal_arbitrage.live.build import open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import keys, new_id, pages
+from conformal_arbitrage.store import keys, pages
+from conformal_arbitrage.store.record import new_id
 from tests.scripted import Upstream, completion
 
 SURE, UNSURE = (0.9, 0.1), (0.5, 0.4, 0.1)  # the relaxation of every certificate here is between their margins

@@ -9,8 +9,9 @@ from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.audience import Views
 from conformal_arbitrage.gateway.auth import digest
 from conformal_arbitrage.gateway.console.app import console_routes
-from conformal_arbitrage.store import Event, FeedbackBody, events, keys, new_id, pages, reviews
+from conformal_arbitrage.store import events, keys, pages, reviews
 from conformal_arbitrage.store import policies as stored_policies
+from conformal_arbitrage.store.record import Event, FeedbackBody, new_id
 from conformal_arbitrage.store.session import StoreView, View
 from tests.console.filled import Visit, token_of
 from tests.gateway.house import CHAT, DECISION, MENU, until, votes

@@ -12,7 +12,9 @@ import time
 import pytest
 
 from conformal_arbitrage import ScoreLog
-from conformal_arbitrage.store import Audit, MenuQuestion, events, new_id
+from conformal_arbitrage.store import events
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import MenuQuestion, new_id
 from tests.gateway.house import DECISION, SURE, UNSURE, failing, until, votes
 from tests.gateway.test_modes import exported
 

@@ -8,7 +8,8 @@ import pytest
 
 from conformal_arbitrage.monitoring.lines import watch_lines
 from conformal_arbitrage.monitoring.monitor import Monitor
-from conformal_arbitrage.store import integrity, ledger, open_store, policies
+from conformal_arbitrage.store import integrity, ledger, policies
+from conformal_arbitrage.store.location import open_store
 from conformal_arbitrage.store.record import time_of
 from tests.gateway import degrading
 from tests.gateway.durability import OURS, Gateway, all_records

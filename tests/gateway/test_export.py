@@ -10,9 +10,10 @@ from conformal_arbitrage.collecting import records
 from conformal_arbitrage.collecting.records import TimeWindow, score_log_of, write_record_parts
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id, open_store
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import pages as stored_pages
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.record import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
 from conformal_arbitrage.types import Leg, Spent
 from tests.certificates import altered
 from tests.gateway.test_modes import command, exported, letters, shadowing

@@ -18,8 +18,10 @@ from conformal_arbitrage.gateway.auth import FIRST_KEY, admit_first_key, new_key
 from conformal_arbitrage.gateway.gateway import prepare
 from conformal_arbitrage.gateway.policies import install_files
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import PostgresStore, open_store, policies
 from conformal_arbitrage.store import keys as stored_keys
+from conformal_arbitrage.store import policies
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.record import AlarmBody
 from tests.certificates import edited
 from tests.gateway.durability import OURS, Gateway, certificate, decision_request, write_config

@@ -15,9 +15,11 @@ from conformal_arbitrage.gateway.requests import Idempotency, ParsedRequest, Rep
 from conformal_arbitrage.gateway.review_queue import WaitingPlaces
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import Claim, SavedResponse, SQLiteStore, claims, events, policies
+from conformal_arbitrage.store import claims, events, policies
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store.claims import Claim, SavedResponse
 from conformal_arbitrage.store.record import CompletionBody
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.gateway.durability import OURS, all_records, certificate, write_config
 from tests.store.facts import decision, later
 

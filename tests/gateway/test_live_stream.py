@@ -13,7 +13,8 @@ import requests
 
 from conformal_arbitrage.gateway.requests import Attempt
 from conformal_arbitrage.live.build import database_of
-from conformal_arbitrage.store import CompletionBody, Content, integrity, outbox
+from conformal_arbitrage.store import integrity, outbox
+from conformal_arbitrage.store.record import CompletionBody, Content
 from tests.gateway.durability import run_sql
 from tests.gateway.house import CHAT, MESSAGES, House, chunks, error_of, failing, says, until
 from tests.scripted import Stream, chunk, completion, ending, sse

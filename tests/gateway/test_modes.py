@@ -13,7 +13,9 @@ from conformal_arbitrage.cli import cli
 from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
-from conformal_arbitrage.store import Audit, MenuQuestion, TextQuestion, events, outbox
+from conformal_arbitrage.store import events, outbox
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import MenuQuestion, TextQuestion
 from tests.gateway.house import (
     DECISION,
     QUESTION,

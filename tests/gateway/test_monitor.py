@@ -15,8 +15,10 @@ from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.errors import CertificateError
-from conformal_arbitrage.store import AlarmBody, LedgerKey, events, integrity, policies
+from conformal_arbitrage.store import events, integrity, policies
 from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.ledger import LedgerKey
+from conformal_arbitrage.store.record import AlarmBody
 from tests.certificates import altered
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, SURE, UNSURE, error_of, failing, says, until, votes
 
@@ -572,7 +574,7 @@ def ledger_of(made, record):
 
 
 def test_an_answer_of_other_models_is_no_outcome(house):
-    from conformal_arbitrage.store import AuditBody, Event
+    from conformal_arbitrage.store.record import AuditBody, Event
 
     gateway = house(policy=AUDITED, guardian=failing(503))
     id = gateway.decide().json()["answers"][0]["arbitrage"]["id"]

@@ -8,9 +8,12 @@ import psycopg
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import Claim, PostgresStore, claims, events, integrity, open_store, pages
+from conformal_arbitrage.store import claims, events, integrity, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import postgres as postgres_store
+from conformal_arbitrage.store.claims import Claim
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.postgres import PostgresStore
 from tests.database_faults import backends, crash, locked, pooled, stopped
 from tests.gateway.durability import Gateway, calls_by_name, decision_request, write_config
 from tests.store.facts import decide, decision

@@ -7,7 +7,8 @@ import os
 import aiohttp
 import pytest
 
-from conformal_arbitrage.store import integrity, open_store
+from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store.location import open_store
 from tests.gateway.durability import (
     OURS,
     Gateway,

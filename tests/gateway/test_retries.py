@@ -10,7 +10,8 @@ import requests
 
 from conformal_arbitrage import ScoreLog
 from conformal_arbitrage.live.build import database_of
-from conformal_arbitrage.store import claims, events, integrity, open_store
+from conformal_arbitrage.store import claims, events, integrity
+from conformal_arbitrage.store.location import open_store
 from conformal_arbitrage.store.record import new_id, time_of
 from tests.gateway.durability import OURS, Gateway, run_sql
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, hanging, says, until, votes

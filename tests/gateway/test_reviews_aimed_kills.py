@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from standardwebhooks import Webhook
 
-from conformal_arbitrage.store import integrity, open_store
+from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store.location import open_store
 from tests.gateway.durability import LOST, OURS, all_records, decision_request, encoded, named_in, run_sql
 from tests.gateway.failpoints import POINTS, Fuse, Process
 from tests.gateway.test_reviews_kill import ROOT, new_key

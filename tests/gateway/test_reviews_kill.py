@@ -12,7 +12,9 @@ from collections import defaultdict
 import aiohttp
 import pytest
 
-from conformal_arbitrage.store import integrity, keys, new_id, open_store
+from conformal_arbitrage.store import integrity, keys
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.record import new_id
 from tests.gateway.durability import LOST, OURS, Gateway, all_records, decision_request, encoded, named_in, run_sql
 
 pytestmark = pytest.mark.proof

@@ -20,7 +20,8 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.models import FunctionScorer
-from conformal_arbitrage.store import integrity, open_store, policies
+from conformal_arbitrage.store import integrity, policies
+from conformal_arbitrage.store.location import open_store
 from tests.certificates import said
 from tests.database_faults import pooled
 from tests.gateway import next_release

@@ -13,7 +13,8 @@ from conformal_arbitrage.errors import ConfigError, StoreError
 from conformal_arbitrage.live.build import database_of, open_record
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.endpoint import SplitSecret
-from conformal_arbitrage.store import integrity, open_store
+from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store.location import open_store
 from tests.gateway.durability import SECRET, Gateway, run_sql, write_config
 from tests.gateway.house import CHAT, DECISION, UNSURE, House, error_of, failing, says, until, votes
 

@@ -11,8 +11,10 @@ from conformal_arbitrage import model_grades
 from conformal_arbitrage.collecting.records import pair_log_of
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, FeedbackBody, events, new_id, open_store, pages
+from conformal_arbitrage.store import events, pages
 from conformal_arbitrage.store.events import all_guardian_scores
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.record import AuditBody, DecisionBody, Event, FeedbackBody, new_id
 from tests.gateway.test_cascades import CascadeHouse
 from tests.gateway.test_export import MODELS, leg
 from tests.gateway.test_modes import command, letters, shadowing

@@ -20,7 +20,9 @@ from conformal_arbitrage.gateway import jobs as sending
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.webhook import WebhookEndpoint, signing_keys
-from conformal_arbitrage.store import SQLiteStore, open_store, outbox, policies
+from conformal_arbitrage.store import outbox, policies
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.console.filled import Visit
 from tests.console.test_pages import words
 from tests.gateway.durability import OURS, Gateway, decision_request, encoded, run_sql, write_config

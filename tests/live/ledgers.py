@@ -7,20 +7,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.store import (
-    AlarmBody,
-    Audit,
-    DecisionBody,
-    Event,
-    LedgerKey,
-    MenuQuestion,
-    NewRow,
-    Settlement,
-    ledger,
-    new_id,
-    policies,
-)
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import ledger, policies
+from conformal_arbitrage.store.ledger import LedgerKey, NewRow, Settlement
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import AlarmBody, DecisionBody, Event, MenuQuestion, new_id
 from conformal_arbitrage.types import Leg, Spent
 from tests.certificates import edited
 

@@ -3,7 +3,7 @@ import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.live.service import AgeLimits, KnownLosses, age_of
-from conformal_arbitrage.store import LedgerRows
+from conformal_arbitrage.store.ledger import LedgerRows
 
 DAY = 86400.0
 NOW = 1_800_000_000.0

@@ -4,7 +4,7 @@ import pytest
 from conformal_arbitrage import ScoreLog, calibrate
 from conformal_arbitrage.errors import CertificateError, OptionError
 from conformal_arbitrage.live.service import CertificateGuard, KnownLosses
-from conformal_arbitrage.store import AuditRow, LedgerRows
+from conformal_arbitrage.store.ledger import AuditRow, LedgerRows
 
 KEY = b"k" * 16
 

@@ -12,7 +12,9 @@ from conformal_arbitrage.evaluation.show import save_history
 from conformal_arbitrage.gateway.console.report import Month, read_month, report_page
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.service import LedgerWatch, read_history, read_standings
-from conformal_arbitrage.store import AlarmBody, LedgerKey, Settlement, ledger, policies
+from conformal_arbitrage.store import ledger, policies
+from conformal_arbitrage.store.ledger import LedgerKey, Settlement
+from conformal_arbitrage.store.record import AlarmBody
 from tests.live.ledgers import DAY, MODELS, certificate, draw_rows, fill, losses, settle_served
 
 

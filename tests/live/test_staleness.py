@@ -16,7 +16,8 @@ from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.graders import SEVERAL, FunctionGrader
 from conformal_arbitrage.models.kinds import load_object
-from conformal_arbitrage.store import open_store, policies
+from conformal_arbitrage.store import policies
+from conformal_arbitrage.store.location import open_store
 from tests.live.test_config import GOOD, check, endpoint, pinned_before, save_certificate, write
 
 POLICY = "\n[policies.support]\nmode = 'shadow'\n"

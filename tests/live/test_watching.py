@@ -8,7 +8,7 @@ from conformal_arbitrage.calibration.promises import Cluster, Own, PerSession, T
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.live.service import deferring, served_figure, watchable
 from conformal_arbitrage.monitoring.lines import watch_lines
-from conformal_arbitrage.store import LedgerRows
+from conformal_arbitrage.store.ledger import LedgerRows
 
 ROWS = [[0.9, 0.1, 0.0]] * 100 + [[0.6, 0.3, 0.1]] * 100
 RIGHT = [[1.0, 0.0, 0.0]] * 100 + [[0.0, 1.0, 0.0]] * 100

@@ -63,7 +63,7 @@ def test_a_certificate_from_another_rendering_is_told_apart(monkeypatch):
     log = ScoreLog.from_arrays([[0.9, 0.1]] * 30, [[1.0, 0.0]] * 30, identities={"primary": then, "guardian": then})
     certificate = calibrate(log, 0.1)
     assert differences(certificate, {"primary": then, "guardian": then}) == {}
-    monkeypatch.setattr("conformal_arbitrage.models.rendering.RENDERING", "messages 2")
+    monkeypatch.setattr("conformal_arbitrage.live.build.RENDERING", "messages 2")
     now = models().scorer("primary").identity
     assert set(differences(certificate, {"primary": now, "guardian": now})) == {
         "primary.rendering",

@@ -3,7 +3,9 @@
 import asyncio
 import sys
 
-from conformal_arbitrage.store import CompletionBody, events, new_id, open_store
+from conformal_arbitrage.store import events
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.record import CompletionBody, new_id
 from tests.store.facts import decision, later
 
 

@@ -4,30 +4,23 @@ import time
 
 from msgspec.structs import replace
 
-from conformal_arbitrage.store import (
+from conformal_arbitrage.store import claims, events, integrity, keys, ledger, outbox, policies, reviews
+from conformal_arbitrage.store.claims import Conversation, SavedResponse
+from conformal_arbitrage.store.ledger import LedgerKey, NewRow, Settlement
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import (
     AlarmBody,
-    Audit,
     AuditBody,
     CompletionBody,
     Content,
     DecisionBody,
     FeedbackBody,
     MenuQuestion,
-    SavedResponse,
-    claims,
-    events,
-    integrity,
-    keys,
-    ledger,
+    ReviewFacts,
+    ReviewVote,
     new_id,
-    open_store,
-    outbox,
-    policies,
-    reviews,
 )
-from conformal_arbitrage.store.claims import Conversation
-from conformal_arbitrage.store.ledger import LedgerKey, NewRow, Settlement
-from conformal_arbitrage.store.record import ReviewFacts, ReviewVote
 from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion, ReviewRequest, ReviewWork
 from conformal_arbitrage.store.session import operation
 from conformal_arbitrage.types import Failure, Leg, Spent

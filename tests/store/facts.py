@@ -1,6 +1,7 @@
 """Events to write."""
 
-from conformal_arbitrage.store import DecisionBody, Event, events, new_id
+from conformal_arbitrage.store import events
+from conformal_arbitrage.store.record import DecisionBody, Event, new_id
 from conformal_arbitrage.types import Leg, Spent
 
 LEG = Leg(role="primary", scores=(0.1, 0.9), spent=Spent(calls=1), seconds=0.2, served="m")

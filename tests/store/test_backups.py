@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conformal_arbitrage.store import integrity, open_store, pages, policies
+from conformal_arbitrage.store import integrity, pages, policies
+from conformal_arbitrage.store.location import open_store
 from tests.store.facts import decide
 
 KEYS = [b"a key of these backups, 32 bytes."]

@@ -3,19 +3,11 @@ import asyncio
 import pytest
 
 from conformal_arbitrage.errors import LostClaimError
-from conformal_arbitrage.store import (
-    Audit,
-    Claim,
-    CompletionBody,
-    MenuQuestion,
-    SavedResponse,
-    events,
-    integrity,
-    new_id,
-    outbox,
-    pages,
-)
 from conformal_arbitrage.store import claims as stored_claims
+from conformal_arbitrage.store import events, integrity, outbox, pages
+from conformal_arbitrage.store.claims import Claim, SavedResponse
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import CompletionBody, MenuQuestion, new_id
 from tests.store.facts import decide, decision, later
 
 QUESTION = MenuQuestion(context="?", actions=("a", "b"))

@@ -5,7 +5,10 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import Audit, Claim, MenuQuestion, claims, events, new_id, outbox, pages
+from conformal_arbitrage.store import claims, events, outbox, pages
+from conformal_arbitrage.store.claims import Claim
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import MenuQuestion, new_id
 from tests.store.facts import decision
 
 HOUR = 3600.0

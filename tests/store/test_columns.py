@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import integrity, keys, open_store, outbox, policies
+from conformal_arbitrage.store import integrity, keys, outbox, policies
+from conformal_arbitrage.store.location import open_store
 from tests.gateway.durability import OURS, run_sql
 from tests.store.columns import COLUMNS
 from tests.store.everything import KEYS, fill

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from conformal_arbitrage.store import AuditBody, CompletionBody, integrity, keys, new_id, pages
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import integrity, keys, pages
 from conformal_arbitrage.store import pages as stored_pages
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow
 from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.pages import MarkedDecisions
-from conformal_arbitrage.store.record import DecisionBody, MenuQuestion
+from conformal_arbitrage.store.record import AuditBody, CompletionBody, DecisionBody, MenuQuestion, new_id
 from conformal_arbitrage.store.session import SQLITE, Session
 from conformal_arbitrage.types import Leg, Spent
 from tests.store.facts import decision, later

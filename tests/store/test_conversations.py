@@ -2,8 +2,9 @@
 
 import asyncio
 
-from conformal_arbitrage.store import claims, integrity, new_id
+from conformal_arbitrage.store import claims, integrity
 from conformal_arbitrage.store.claims import Conversation
+from conformal_arbitrage.store.record import new_id
 
 
 def test_a_conversation_is_settled_once_extended_by_its_own_id_and_ends(store):

@@ -3,8 +3,10 @@ import json
 
 import pytest
 
-from conformal_arbitrage.store import PostgresStore, SQLiteStore, integrity, outbox, policies
+from conformal_arbitrage.store import integrity, outbox, policies
 from conformal_arbitrage.store.outbox import KEPT_SECONDS
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.store.test_ledger import alarm
 
 WEBHOOKS = {"alerts": ("certificate.installed", "certificate.rolled_back"), "audit": ("certificate.rolled_back",)}

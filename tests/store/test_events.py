@@ -7,22 +7,18 @@ from contextlib import closing
 import pytest
 
 from conformal_arbitrage.errors import OptionError, StoreError
-from conformal_arbitrage.store import (
-    Audit,
+from conformal_arbitrage.store import claims, events, integrity, outbox, pages
+from conformal_arbitrage.store.claims import SavedResponse
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
     Content,
     DecisionBody,
     FeedbackBody,
     MenuQuestion,
-    SavedResponse,
     TextQuestion,
-    claims,
-    events,
-    integrity,
     new_id,
-    outbox,
-    pages,
 )
 from tests.store.facts import decide, decision, later
 

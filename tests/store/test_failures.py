@@ -14,20 +14,12 @@ from importlib.util import find_spec
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import (
-    Content,
-    DecisionBody,
-    PostgresStore,
-    SQLiteStore,
-    events,
-    integrity,
-    keys,
-    new_id,
-    open_store,
-    pages,
-    sqlite,
-)
+from conformal_arbitrage.store import events, integrity, keys, pages, sqlite
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.record import Content, DecisionBody, new_id
 from conformal_arbitrage.store.schema import MIGRATIONS
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.store.facts import decide, decision
 
 

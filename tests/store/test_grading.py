@@ -6,18 +6,9 @@ import logging
 from msgspec.structs import replace
 
 from conformal_arbitrage.monitoring.votes import GRADE_PAIRS
-from conformal_arbitrage.store import (
-    AuditBody,
-    DecisionBody,
-    Event,
-    FeedbackBody,
-    Grades,
-    integrity,
-    new_id,
-    pages,
-    reviews,
-)
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import integrity, pages, reviews
+from conformal_arbitrage.store.record import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
 from conformal_arbitrage.store.reviews import NewReview, ReviewOutcome, ReviewQuestion
 from tests.store.test_reviews import due, take
 

@@ -5,28 +5,21 @@ import time
 import numpy as np
 import pytest
 
-from conformal_arbitrage.store import (
+from conformal_arbitrage.store import events, integrity, ledger, outbox, pages, policies
+from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.ledger import LedgerKey, NewRow, Settlement
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.record import (
     AlarmBody,
-    Audit,
     AuditBody,
     CompletionBody,
     FeedbackBody,
-    LedgerKey,
     LiftBody,
     MenuQuestion,
-    NewRow,
-    PostgresStore,
-    Settlement,
-    SQLiteStore,
-    events,
-    integrity,
-    ledger,
     new_id,
-    outbox,
-    pages,
-    policies,
 )
-from conformal_arbitrage.store import ledger as stored_ledger
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.store.facts import decision, later
 
 KEY = LedgerKey(policy="support", version=1, identities_sha256="models")

@@ -8,8 +8,9 @@ import pytest
 
 from conformal_arbitrage.errors import StoreError
 from conformal_arbitrage.gateway.audience import CALLER, EXPOSED, UNJUDGED
-from conformal_arbitrage.store import (
-    Audit,
+from conformal_arbitrage.store import events, outbox, pages, policies
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import (
     AuditBody,
     CompletionBody,
     Content,
@@ -18,13 +19,13 @@ from conformal_arbitrage.store import (
     Grades,
     MenuQuestion,
     TextQuestion,
-    events,
+    decode_decision,
+    decode_question,
+    document,
+    encode,
+    encode_json,
     new_id,
-    outbox,
-    pages,
-    policies,
 )
-from conformal_arbitrage.store.record import decode_decision, decode_question, document, encode, encode_json
 from conformal_arbitrage.types import Failure, Leg, Spent
 from tests.store.facts import LEG, decide, decision, later
 

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from conformal_arbitrage.store import CompletionBody, Content, DecisionBody, keys, new_id, pages, policies
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import keys, pages, policies
 from conformal_arbitrage.store.pages import PAGE_BYTES
+from conformal_arbitrage.store.record import CompletionBody, Content, DecisionBody, new_id
 from tests.store.facts import BODY, decide, decision, later
 
 ROWS = 6000

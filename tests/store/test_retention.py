@@ -8,7 +8,8 @@ import pytest
 from msgspec import Struct
 
 from conformal_arbitrage import types
-from conformal_arbitrage.store import integrity, open_store, pages, record, reviews
+from conformal_arbitrage.store import integrity, pages, record, reviews
+from conformal_arbitrage.store.location import open_store
 from conformal_arbitrage.store.record import Content, DecisionBody, erased
 from conformal_arbitrage.store.schema import RETENTION
 from conformal_arbitrage.types import field_marks

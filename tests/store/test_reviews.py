@@ -9,26 +9,13 @@ from contextlib import suppress
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import (
-    AuditBody,
-    DecisionBody,
-    Event,
-    PostgresStore,
-    SQLiteStore,
-    claims,
-    events,
-    integrity,
-    ledger,
-    new_id,
-    outbox,
-    pages,
-    reviews,
-    sqlite,
-)
+from conformal_arbitrage.store import claims, events, integrity, ledger, outbox, pages, reviews, sqlite
 from conformal_arbitrage.store.claims import Claim, SavedResponse
-from conformal_arbitrage.store.record import CompletionBody
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.record import AuditBody, CompletionBody, DecisionBody, Event, new_id
 from conformal_arbitrage.store.reviews import _FREE, NewReview, ReviewOutcome, ReviewQuestion, ReviewRequest, ReviewWork
 from conformal_arbitrage.store.session import operation
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.store.facts import decision
 from tests.store.test_console import steps
 

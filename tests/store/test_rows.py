@@ -7,21 +7,12 @@ import pytest
 from msgspec.structs import replace
 
 from conformal_arbitrage.errors import DamagedError
-from conformal_arbitrage.store import (
-    AuditBody,
-    CompletionBody,
-    FeedbackBody,
-    Grades,
-    PostgresStore,
-    SQLiteStore,
-    integrity,
-    new_id,
-    pages,
-    policies,
-)
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import integrity, pages, policies
 from conformal_arbitrage.store.events import CalibrationRow
-from conformal_arbitrage.store.record import id_at, time_of
+from conformal_arbitrage.store.postgres import PostgresStore
+from conformal_arbitrage.store.record import AuditBody, CompletionBody, FeedbackBody, Grades, id_at, new_id, time_of
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from conformal_arbitrage.types import Leg, Spent
 from tests.store.facts import BODY, LEG, decision, later
 

@@ -6,7 +6,9 @@ import re
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import PostgresStore, integrity, open_store, pages, schema
+from conformal_arbitrage.store import integrity, pages, schema
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.postgres import PostgresStore
 from conformal_arbitrage.store.schema import ADDITIVE, MIGRATIONS
 from tests.store.facts import decide
 

@@ -1,6 +1,7 @@
 import asyncio
 
-from conformal_arbitrage.store import Reservation, Shortage, claims
+from conformal_arbitrage.store import claims
+from conformal_arbitrage.store.claims import Reservation, Shortage
 
 
 def test_the_limit_holds_over_gateways_of_one_database(where, opened):

@@ -15,21 +15,13 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import (
-    Audit,
-    Claim,
-    FeedbackBody,
-    MenuQuestion,
-    SavedResponse,
-    claims,
-    events,
-    integrity,
-    open_store,
-    outbox,
-    policies,
-)
+from conformal_arbitrage.store import claims, events, integrity, outbox, policies
 from conformal_arbitrage.store import keys as stored_keys
+from conformal_arbitrage.store.claims import Claim, SavedResponse
 from conformal_arbitrage.store.integrity import Head
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import FeedbackBody, MenuQuestion
 from tests.gateway.durability import OURS, SECRET, Gateway, decision_request, encoded, run_sql, write_config
 from tests.store.facts import decide, decision, later
 

@@ -5,18 +5,11 @@ import time
 import pytest
 
 from conformal_arbitrage.errors import StoreError
-from conformal_arbitrage.store import (
-    Audit,
-    AuditBody,
-    FeedbackBody,
-    MenuQuestion,
-    integrity,
-    new_id,
-    open_store,
-    outbox,
-    pages,
-)
 from conformal_arbitrage.store import events as stored_events
+from conformal_arbitrage.store import integrity, outbox, pages
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.outbox import Audit
+from conformal_arbitrage.store.record import AuditBody, FeedbackBody, MenuQuestion, new_id
 from tests.store.facts import decide, decision, later
 
 SWAP = (

@@ -26,7 +26,9 @@ from conformal_arbitrage.gateway.requests import DecisionRoutes
 from conformal_arbitrage.gateway.review_queue import ReviewQueue, WaitingPlaces
 from conformal_arbitrage.live.config import GatewayConfig, PolicyConfig
 from conformal_arbitrage.models.port import Scores
-from conformal_arbitrage.store import AuditBody, Event, SQLiteStore, events, integrity, pages
+from conformal_arbitrage.store import events, integrity, pages
+from conformal_arbitrage.store.record import AuditBody, Event
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from conformal_arbitrage.types import Spent
 from tests.validity.simulation import keeps, log_of
 

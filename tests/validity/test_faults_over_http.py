@@ -16,7 +16,8 @@ from conformal_arbitrage import calibrate
 from conformal_arbitrage.collecting.records import score_log_of
 from conformal_arbitrage.errors import UpstreamError
 from conformal_arbitrage.models import FunctionScorer
-from conformal_arbitrage.store import integrity, open_store
+from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store.location import open_store
 from tests.gateway.durability import LOST, OURS, Gateway, _note, all_records, calls_by_name, encoded, named_in, run_sql
 from tests.validity.simulation import log_of
 

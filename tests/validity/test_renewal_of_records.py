@@ -13,7 +13,9 @@ import pytest
 from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate
 from conformal_arbitrage.collecting.renewal import RenewablePolicy, install_successor, outlook, successor
 from conformal_arbitrage.models.port import fingerprint
-from conformal_arbitrage.store import AuditBody, DecisionBody, Event, SQLiteStore, events, new_id, policies
+from conformal_arbitrage.store import events, policies
+from conformal_arbitrage.store.record import AuditBody, DecisionBody, Event, new_id
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from conformal_arbitrage.types import Leg, Spent
 
 pytestmark = pytest.mark.proof

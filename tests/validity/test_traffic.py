@@ -14,7 +14,9 @@ from conformal_arbitrage.gateway.decider import Decider
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.models import ReplayScorer
-from conformal_arbitrage.store import AuditBody, Event, SQLiteStore, events, pages
+from conformal_arbitrage.store import events, pages
+from conformal_arbitrage.store.record import AuditBody, Event
+from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.validity.simulation import World, keeps, log_of, regret
 
 pytestmark = pytest.mark.proof

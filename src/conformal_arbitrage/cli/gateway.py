@@ -37,11 +37,13 @@ from conformal_arbitrage.live.service import verify_record
 from conformal_arbitrage.models.kinds import has_terminal
 from conformal_arbitrage.models.webhook import WebhookEndpoint
 from conformal_arbitrage.models.wrappers import dollars
-from conformal_arbitrage.store import PolicyVersion, Store, integrity, new_id, outbox, pages
+from conformal_arbitrage.store import integrity, outbox, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.integrity import Head
-from conformal_arbitrage.store.record import ExclusionBody
+from conformal_arbitrage.store.policies import PolicyVersion
+from conformal_arbitrage.store.record import ExclusionBody, new_id
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import as_object
 
 # Commands that read or prune the record alone work without the extra of the gateway: the others import it when they run.

@@ -56,7 +56,9 @@ from conformal_arbitrage.models.wrappers import dollars, stored_cost
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store import PolicyVersion, open_store, policies
+from conformal_arbitrage.store import policies
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.types import ChatRequest, Decision, Query, Spent
 
 

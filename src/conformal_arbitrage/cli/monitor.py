@@ -25,8 +25,8 @@ from conformal_arbitrage.live.service import (
 from conformal_arbitrage.monitoring.lines import AMBER_EVIDENCE, RED_EVIDENCE
 from conformal_arbitrage.monitoring.monitor import ledger_history
 from conformal_arbitrage.scorelog.tables import write_text
-from conformal_arbitrage.store import AlarmBody, Store
-from conformal_arbitrage.store.record import ExclusionBody
+from conformal_arbitrage.store.record import AlarmBody, ExclusionBody
+from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import DAY
 
 # --- monitor ---

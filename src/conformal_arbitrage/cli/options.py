@@ -35,7 +35,7 @@ from conformal_arbitrage.scorelog.parts import (
 )
 from conformal_arbitrage.scorelog.spark import SparkTable, is_spark
 from conformal_arbitrage.scorelog.tables import Table, parquet_rows
-from conformal_arbitrage.store import Store
+from conformal_arbitrage.store.session import Store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")

@@ -131,11 +131,46 @@ async def collect(
         CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         OptionError: the collection began with another floor.
     """
+    collection = _prepared(config, rows, output, grade, limit, concurrency, max_cost, floor)
+    log = await collection.run(progress)
+    log.write(output)
+    return log
+
+
+async def estimate(
+    config: Config | str | Path,
+    rows: Menus | Requests | str | Path,
+    *,
+    output: str | Path,
+    grade: str | None = None,
+    limit: int | None = None,
+    concurrency: int = 16,
+    max_cost: float | None = None,
+    floor: float | None = None,
+) -> list[EndpointEstimate]:
+    """Return what `collect` would send and spend with the same arguments, per endpoint; sends and writes nothing.
+
+    A row whose Primary has not answered yet counts as one that the Guardian is asked about.
+    """
+    return await _prepared(config, rows, output, grade, limit, concurrency, max_cost, floor).estimate()
+
+
+def _prepared(
+    config: Config | str | Path,
+    rows: Menus | Requests | str | Path,
+    output: str | Path,
+    grade: str | None,
+    limit: int | None,
+    concurrency: int,
+    max_cost: float | None,
+    floor: float | None,
+) -> "Collection":
+    """Read the inputs, and refuse an output that could not be written before any money is spent."""
     file_format(Path(output))
-    writable(output)  # before any money is spent
+    writable(output)
     models = read_config(config) if isinstance(config, str | Path) else config
     questions = read_questions(rows, models.task.form) if isinstance(rows, str | Path) else rows
-    collection = Collection(
+    return Collection(
         config=models,
         rows=questions.first(limit),
         output=output,
@@ -144,9 +179,6 @@ async def collect(
         max_cost=max_cost,
         floor=None if floor is None else check_floor(floor, str(output)),
     )
-    log = await collection.run(progress)
-    log.write(output)
-    return log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +229,7 @@ class Collection:
         return cascade_log(ids, columns, identities=replies.identities, source=str(self.output))
 
     async def estimate(self, *, cascade: bool = False) -> list[EndpointEstimate]:
-        """Count what the calls would take, without sending any; stored replies count nothing.
-
-        A row whose Primary has not answered yet counts as one that the Guardian is asked about.
-        """
+        """Count what the calls would take, without sending any; stored replies count nothing."""
         sections = self.config.cascade_sections if cascade else _PAIR
         if cascade:
             self._refuse_floor()

@@ -40,7 +40,9 @@ from conformal_arbitrage.models.wrappers import (
     Spending,
     SpendingLimit,
 )
-from conformal_arbitrage.store import Store, integrity, open_store
+from conformal_arbitrage.store import integrity
+from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.session import Store
 
 _GRADING_PERSON = HumanConfig(name="grader")  # unpriced, and without a deadline
 CONCURRENCY = 16
