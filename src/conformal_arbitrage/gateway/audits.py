@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from msgspec.structs import replace
-
 from conformal_arbitrage.calibration.secret import draw, subkey
 from conformal_arbitrage.errors import (
     ArbitrageError,
@@ -24,6 +22,7 @@ from conformal_arbitrage.gateway.decider import recorded_error
 from conformal_arbitrage.gateway.jobs import keep_up
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair, PolicyTable
+from conformal_arbitrage.gateway.review_queue import QUIET_DUE, with_second_opinion
 from conformal_arbitrage.live.config import Config, PolicyConfig
 from conformal_arbitrage.live.reviewers import GradingTerms, grading_terms
 from conformal_arbitrage.live.rule import leg_of
@@ -50,8 +49,6 @@ IDENTICAL = "identical"
 """Who made the grades, as the record says, if nobody had to, since the answers are the same."""
 GRADING_PAUSE = 1.0
 """Seconds between two looks at the record."""
-_DUE, _SECOND_OPINION_ENDS = 86400.0, 14 * 86400.0
-"""Seconds until answers come before other questions, and until a second opinion is given up."""
 
 
 class GradingFeed:
@@ -114,14 +111,12 @@ class GradingFeed:
             panel=terms.panel,
             rule="median",
             escalates=bool(terms.team.leads),
-            due=_DUE,
+            due=QUIET_DUE,
             lease=terms.settings.lease,
             undo=terms.settings.undo,
             menu=GRADES,
         )
-        if draw(self._key, f"second opinion on grades {row.id}") >= terms.overlap:
-            return [item]
-        return [item, replace(item, purpose="overlap", panel=1, escalates=False, deadline=_SECOND_OPINION_ENDS)]
+        return with_second_opinion(item, asked=draw(self._key, f"second opinion on grades {row.id}") < terms.overlap)
 
 
 def _gradable(record: DecisionRecord) -> "Gradable | str":

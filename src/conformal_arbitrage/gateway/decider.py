@@ -241,30 +241,52 @@ class Decider:
 
     def outcome(self, case: Case, decision: Decision) -> Outcome:
         """Put a decision together with its event, and with an audit if the coin says so."""
-        policy, question, overridden = case.policy, case.question, case.overridden
-        if overridden is not None and decision.no_guarantee is None:
-            decision = replace(decision, no_guarantee=overridden)
-        id, legs, pending = str(decision.id), decision.legs, decision.answer is None
+        policy, conversation, earlier = case.policy, case.conversation, case.earlier
+        if case.overridden is not None and decision.no_guarantee is None:
+            decision = replace(decision, no_guarantee=case.overridden)
+        id, legs = str(decision.id), decision.legs
         session = None
         if policy.settings.sticky is not None:
-            session = id if case.conversation is None else case.conversation.id
-        if case.earlier is not None:
-            audited = case.earlier.decision.audited  # in whatever mode, and at whatever rate, it goes on
+            session = id if conversation is None else conversation.id
+        if earlier is not None:
+            audited = earlier.decision.audited  # in whatever mode, and at whatever rate, it goes on
         else:
             covered = case.caller_id not in policy.excluded
             audited = covered and policy.mode == "enforce" and self._drawn(session or id, policy.settings.audit_rate)
         named = None if case.session is None else self._digest([case.caller_id, case.session])
         audit = self._audit(case, decision, named) if audited else None
+        body = self._body(case, decision, audited=audited, audit=audit, session=session, named=named)
+        return Outcome(
+            decision=decision,
+            event=Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by),
+            audit=audit,
+            awaits_guardian=decision.answer is None and (not legs or legs[-1].role == "primary"),
+            known_legs=0 if earlier is None else len(_known_legs(earlier)),
+            session=session,
+            held=None if conversation is None else conversation.decided_by,
+        )
+
+    def _body(
+        self,
+        case: Case,
+        decision: Decision,
+        *,
+        audited: bool,
+        audit: Audit | None,
+        session: str | None,
+        named: str | None,
+    ) -> DecisionBody:
+        """Return what is recorded of a decision."""
+        policy, question, pending = case.policy, case.question, decision.answer is None
         row = None if audit is None else audit.row
-        body = DecisionBody(
+        safe, enforced = policy.mode == "safe", policy.mode == "enforce"
+        return DecisionBody(
             action=None if pending else decision.action,
-            candidates=decision.candidates
-            if policy.mode != "safe"
-            else rule_candidates(policy.certificate, decision, case.group),
+            candidates=rule_candidates(policy.certificate, decision, case.group) if safe else decision.candidates,
             margin=None if decision.margin == float("inf") else decision.margin,
             relaxation=decision.relaxation,
             no_guarantee=decision.no_guarantee,
-            legs=tuple([leg if leg.reply is leg.error is None else recorded_leg(leg, policy) for leg in legs]),
+            legs=tuple([leg if leg.reply is leg.error is None else recorded_leg(leg, policy) for leg in decision.legs]),
             cost=decision.spent.cost,
             alpha=policy.alpha,
             version=policy.version,
@@ -273,24 +295,17 @@ class Decider:
             content=self._kept(policy, _content(question, decision)),
             identities_sha256=policy.identities_sha256,
             size=len(question.actions) if isinstance(question, MenuQuestion) else 2,
-            overridden=overridden is not None,  # settings or a key that the certificate does not cover: other traffic
+            overridden=case.overridden is not None,  # settings or a key that the certificate does not cover
             audited=audited,
             pending=pending,
             session=session,
             named=named,
             ledger=None if row is None else (row.key.lifts, row.key.group),
-            guarded=policy.guarded if policy.mode == "enforce" else None,
-            held=case.conversation is not None and policy.mode == "enforce",
+            guarded=policy.guarded if enforced else None,
+            held=case.conversation is not None and enforced,
             learned=decision.learned,
             group=case.group,
         )
-        event = Event(id=id, body=body, policy=policy.name, key_id=case.caller_id, decided_by=decision.decided_by)
-        known = 0 if case.earlier is None else len(_known_legs(case.earlier))
-        held = None if case.conversation is None else case.conversation.decided_by
-        return Outcome(
-            decision=decision, event=event, audit=audit, known_legs=known, session=session, held=held,
-            awaits_guardian=pending and (not legs or legs[-1].role == "primary"),
-        )  # fmt: skip
 
     def _audit(self, case: Case, decision: Decision, named: str | None) -> Audit:
         """Return the audit of a decision that the coin drew, in a session with this digest."""

@@ -175,20 +175,25 @@ class RouteEndpoint:
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._largest_body:
             raise self._too_large()
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise caller_left()
-            parts.append(message.get("body", b""))
-            size, more = size + len(parts[-1]), message.get("more_body", False)
-            if size > self._largest_body:
-                raise self._too_large()
-        return b"".join(parts)
+        return await read_body(receive, self._largest_body, self._too_large)
 
     def _too_large(self) -> RequestError:
         return RequestError(f"the body is larger than {self._largest_body} bytes", status=413, code="body_too_large")
+
+
+async def read_body(receive: Receive, largest: int, too_large: Callable[[], RequestError]) -> bytes:
+    """Return the whole body of a request."""
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise caller_left()
+        parts.append(message.get("body", b""))
+        size, more = size + len(parts[-1]), message.get("more_body", False)
+        if size > largest:
+            raise too_large()
+    return b"".join(parts)
 
 
 POLLED = "/console/changes"

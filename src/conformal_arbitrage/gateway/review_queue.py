@@ -164,8 +164,8 @@ _AT_ONCE = 20
 """Requests that are completed at once, beside those that could not be and are tried again."""
 _NEXT_ATTEMPT = 30.0
 """Seconds before a request is completed again that could not be, as while its policy is out of service."""
-_SECOND_OPINION_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
-"""Seconds until a second opinion comes before other questions, and until it is given up."""
+QUIET_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
+"""Seconds until what nobody waits for comes before other questions, and until a second opinion is given up."""
 _OPEN = ReviewOutcome(state="open")
 PATIENT = ContextVar("PATIENT", default=True)
 """Whether the request being decided has a place to wait for people."""
@@ -301,10 +301,7 @@ class ReviewQueue:
             drawn=drawn,
             menu=(LEVELS if query.ordered else "") + fingerprint([self._key.hex(), query.actions]),
         )
-        if draw(self._key, f"second opinion {id}") >= terms.overlap:
-            return [item]
-        times = {"due": _SECOND_OPINION_DUE, "deadline": _SECOND_OPINION_ENDS}
-        return [item, replace(item, purpose="overlap", panel=1, escalates=False, drawn=False, **times)]
+        return with_second_opinion(item, asked=draw(self._key, f"second opinion {id}") < terms.overlap)
 
     async def outcome(self, decision: str, *, wait: float) -> ReviewOutcome:
         """Wait for people to decide; return how far they have come in the end."""
@@ -429,6 +426,14 @@ class ReviewQueue:
         except TimeoutError:
             return
         self.wake.clear()
+
+
+def with_second_opinion(item: NewReview, *, asked: bool) -> list[NewReview]:
+    """Return an item and, if it is asked for, a second opinion on it by one more person."""
+    second = replace(
+        item, purpose="overlap", panel=1, escalates=False, drawn=False, due=QUIET_DUE, deadline=_SECOND_OPINION_ENDS
+    )
+    return [item, second] if asked else [item]
 
 
 class StillDecidingError(RequestError):

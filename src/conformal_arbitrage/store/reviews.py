@@ -706,16 +706,21 @@ def close_request(session: Session, key_id: str, name: str) -> None:
         if state == "open":
             _end_without_verdict(session, id, "expired")
         elif state == "decided":
-            session.run(
-                "update reviews set state = 'closed', closed = ?, payload = case when held > 0 then payload end, "
-                "revision = revision + 1 where id = ?",
-                *(session.now(), id),
-            )
+            _close(session, "closed", "id = ?", id)
         decided = state in ("decided", "closed")
         event: WebhookEvent = "review.decided" if decided else "review.expired"
         status = "decided" if decided else "expired"
         announce(session, event, {"id": decision, "policy": policy, "status": status})
     session.run("update review_requests set body = null where key_id = ? and name = ?", key_id, name)
+
+
+def _close(session: Session, state: ReviewState, which: str, *values: Any) -> int:
+    """End items; their questions stay for those who still hold them. Return how many there were."""
+    return session.run(
+        "update reviews set state = ?, closed = ?, payload = case when held > 0 then payload end, "
+        f"revision = revision + 1 where {which}",
+        *(state, session.now(), *values),
+    )
 
 
 def _items_of(session: Session, key_id: str, name: str) -> Sequence[Any]:
@@ -727,7 +732,7 @@ def _items_of(session: Session, key_id: str, name: str) -> Sequence[Any]:
     )
 
 
-def _end_without_verdict(session: Session, id: str, state: str) -> None:
+def _end_without_verdict(session: Session, id: str, state: ReviewState) -> None:
     """End an item that nobody has decided; one that the coin drew stays open as an audit, if somebody may still tell."""
     audited = state != "failed" and session.run(
         "update reviews set purpose = 'audit', request = null, deadline = null, revision = revision + 1 "
@@ -736,12 +741,7 @@ def _end_without_verdict(session: Session, id: str, state: str) -> None:
         id,
     )
     if not audited:
-        session.run(
-            "update reviews set state = ?, closed = ?, "
-            "payload = case when held > 0 then payload end, "
-            "revision = revision + 1 where id = ? and state = 'open'",
-            *(state, session.now(), id),
-        )
+        _close(session, state, "id = ? and state = 'open'", id)
         session.run(  # a second opinion needs a first
             "update reviews set state = ?, closed = ?, payload = null, revision = revision + 1 where purpose = 'overlap' "
             "and state = 'open' and decision = (select decision from reviews where id = ?) "
@@ -1276,13 +1276,9 @@ def put_grading(
 
 def _withdraw(session: Session, decision: str, purpose: ReviewPurpose) -> None:
     """Withdraw what people were asked for a purpose, unless they decided; and a second opinion, which needs a first."""
-    withdrawn = (
-        "update reviews set state = 'withdrawn', closed = ?, payload = case when held > 0 then payload end, "
-        "revision = revision + 1 where decision = ? and state = 'open' and "
-    )
-    now = session.now()
-    if session.run(f"{withdrawn} purpose = ?", now, decision, purpose):
-        session.run(f"{withdrawn} purpose = 'overlap'", now, decision)
+    which = "decision = ? and state = 'open' and purpose = ?"
+    if _close(session, "withdrawn", which, decision, purpose):
+        _close(session, "withdrawn", which, decision, "overlap")
 
 
 # --- Items of batches ---

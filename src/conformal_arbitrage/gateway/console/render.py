@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
 from conformal_arbitrage.gateway.audience import AUDIENCES, Caller
-from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host, check_own_machine
-from conformal_arbitrage.gateway.http import caller_left
+from conformal_arbitrage.gateway.auth import ANONYMOUS, Authenticator, check_own_host, check_own_machine, digest
+from conformal_arbitrage.gateway.http import read_body
 from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable
 from conformal_arbitrage.store import keys, reviews
 from conformal_arbitrage.store import ledger as stored_ledger
@@ -161,15 +161,15 @@ class SignIns:
             check_own_machine(dict(reversed(request.headers.raw)), peer)
             return Visitor(caller=Caller(ANONYMOUS, "admin"), csrf=self._token("no keys yet"), keyless=True)
         token = request.cookies.get(self.cookie_name(request), "")
-        signed = await self._store.run(keys.find_sign_in, _digest(token)) if token else None
+        signed = await self._store.run(keys.find_sign_in, digest(token)) if token else None
         if signed is None:
             raise SignInNeededError("Sign in with an API key of scope review, operate or admin.")
         if not signed.valid or signed.idle > IDLE:
-            await self._store.run(keys.sign_out, _digest(token))
+            await self._store.run(keys.sign_out, digest(token))
             reason = "an hour has passed without a page" if signed.valid else "the key is no longer valid"
             raise SignInNeededError(f"You were signed out: {reason}.")
         if signed.idle > _NOTE_EVERY and POLL not in request.headers:
-            await self._store.run(keys.note_sign_in, _digest(token))
+            await self._store.run(keys.note_sign_in, digest(token))
         caller = Caller(signed.key_id, signed.scope, signed.policies, signed.label)
         return Visitor(caller=caller, csrf=self._token(token))
 
@@ -184,7 +184,7 @@ class SignIns:
             raise SignInNeededError("That is not a valid API key of scope review, operate or admin.")
         await self.sign_out(request)
         token = secrets.token_urlsafe(32)
-        await self._store.run(keys.sign_in, _digest(token), key.id, seconds=SIGNED_IN)
+        await self._store.run(keys.sign_in, digest(token), key.id, seconds=SIGNED_IN)
         response.set_cookie(
             self.cookie_name(request), token, httponly=True, samesite="strict", path="/", secure=self._is_secure
         )
@@ -193,7 +193,7 @@ class SignIns:
         """Forget the sign-in of a request, and let the response remove its cookie."""
         name = self.cookie_name(request)
         if token := request.cookies.get(name):
-            await self._store.run(keys.sign_out, _digest(token))
+            await self._store.run(keys.sign_out, digest(token))
         if response is not None:
             response.delete_cookie(name, path="/", httponly=True, samesite="strict", secure=self._is_secure)
 
@@ -250,25 +250,13 @@ class SignIns:
 
 async def _fields(request: Request) -> dict[str, str]:
     """Read the fields of a form; of several with one name the first counts."""
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise caller_left()
-        parts.append(message.get("body", b""))
-        size, more = size + len(parts[-1]), message.get("more_body", False)
-        if size > _LARGEST_FORM:
-            raise RequestError(f"a form may have {_LARGEST_FORM:,} bytes", status=413)
+    too_large = partial(RequestError, f"a form may have {_LARGEST_FORM:,} bytes", status=413)
+    body = await read_body(request.receive, _LARGEST_FORM, too_large)
     try:
-        pairs = parse_qsl(b"".join(parts).decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:
         raise RequestError(f"the form cannot be read, or has more than {_MOST_FIELDS} fields", status=400) from error
     return {name: value.replace("\0", "") for name, value in reversed(pairs)}
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 # --- Pages and static files of the console, with the headers that all of them carry ---
