@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from conformal_arbitrage import ChatRequest, ScoreLog
 from conformal_arbitrage.cli import cli
-from conformal_arbitrage.collecting.collect import collect, collected_totals, estimate, has_person
+from conformal_arbitrage.collecting.collect import Collection, collect, collected_totals, has_person
 from conformal_arbitrage.collecting.questions import Requests
 from conformal_arbitrage.errors import ArbitrageError
 from conformal_arbitrage.live.config import read_config
@@ -911,7 +911,9 @@ def test_collect_takes_paths_writes_the_log_and_returns_it(run):
     seen = []
     with serving(both) as upstream:
         configure(upstream.url)
-        expected = asyncio.run(estimate("arbitrage.toml", "questions.jsonl", output="log.parquet", limit=3))
+        expected = asyncio.run(
+            Collection.of("arbitrage.toml", "questions.jsonl", output="log.parquet", limit=3).estimate()
+        )
         assert [(one.origin, one.spent.calls) for one in expected] == [(upstream.url, 3)] * 2
         assert upstream.bodies == []
         log = asyncio.run(

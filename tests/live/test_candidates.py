@@ -7,7 +7,7 @@ import re
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.collecting.collect import collect, estimate
+from conformal_arbitrage.collecting.collect import Collection, collect
 from conformal_arbitrage.errors import ConfigError, OtherModelError, RefusalError, StaleCalibrationError, UpstreamError
 from conformal_arbitrage.live.build import Models
 from conformal_arbitrage.live.candidates import NORMALISERS
@@ -217,7 +217,7 @@ def test_collecting_deciding_and_the_gateway_sample_alike(tmp_path):
         async with Upstream(town) as upstream:
             config = configure(tmp_path, upstream.url)
             asking = {"output": tmp_path / "log.parquet", "grade": "exact"}
-            planned = await estimate(config, tmp_path / "requests.jsonl", **asking)
+            planned = await Collection.of(config, tmp_path / "requests.jsonl", **asking).estimate()
             log = await collect(config, tmp_path / "requests.jsonl", **asking)
             certificate = calibrate(log, 0.1, boundary="include")
             town.count.clear()

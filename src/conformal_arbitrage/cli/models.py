@@ -254,7 +254,7 @@ def collect_command(questions: str, *, output: str, config: str, dry_run: bool, 
     if settings["path"]:
         return _collect_cascade(models, rows, output, limits, dry_run=dry_run, as_json=as_json)
     if dry_run:
-        estimates = asyncio.run(collecting.estimate(models, rows, output=output, **limits))
+        estimates = asyncio.run(collecting.Collection.of(models, rows, output=output, **limits).estimate())
         return _show_estimate_with_floor(estimates, settings["floor"], pilot, as_json=as_json)
     with nullcontext(None) if as_json or collecting.has_person(models, settings["grade"]) else ProgressBar() as bar:
         progress = None if bar is None else bar.show

@@ -131,54 +131,12 @@ async def collect(
         CostLimitError: the next call could exceed max_cost; the replies so far are stored.
         OptionError: the collection began with another floor.
     """
-    collection = _prepared(config, rows, output, grade, limit, concurrency, max_cost, floor)
+    collection = Collection.of(
+        config, rows, output=output, grade=grade, limit=limit, concurrency=concurrency, max_cost=max_cost, floor=floor
+    )
     log = await collection.run(progress)
     log.write(output)
     return log
-
-
-async def estimate(
-    config: Config | str | Path,
-    rows: Menus | Requests | str | Path,
-    *,
-    output: str | Path,
-    grade: str | None = None,
-    limit: int | None = None,
-    concurrency: int = 16,
-    max_cost: float | None = None,
-    floor: float | None = None,
-) -> list[EndpointEstimate]:
-    """Return what `collect` would send and spend with the same arguments, per endpoint; sends and writes nothing.
-
-    A row whose Primary has not answered yet counts as one that the Guardian is asked about.
-    """
-    return await _prepared(config, rows, output, grade, limit, concurrency, max_cost, floor).estimate()
-
-
-def _prepared(
-    config: Config | str | Path,
-    rows: Menus | Requests | str | Path,
-    output: str | Path,
-    grade: str | None,
-    limit: int | None,
-    concurrency: int,
-    max_cost: float | None,
-    floor: float | None,
-) -> "Collection":
-    """Read the inputs, and refuse an output that could not be written before any money is spent."""
-    file_format(Path(output))
-    writable(output)
-    models = read_config(config) if isinstance(config, str | Path) else config
-    questions = read_questions(rows, models.task.form) if isinstance(rows, str | Path) else rows
-    return Collection(
-        config=models,
-        rows=questions.first(limit),
-        output=output,
-        grade=grade,
-        concurrency=concurrency,
-        max_cost=max_cost,
-        floor=None if floor is None else check_floor(floor, str(output)),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +160,25 @@ class Collection:
     max_cost: float | None = None
     floor: float | None = None
     guardian: Scorer | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config | str | Path,
+        rows: Menus | Requests | str | Path,
+        *,
+        output: str | Path,
+        limit: int | None = None,
+        floor: float | None = None,
+        **options: Any,
+    ) -> "Collection":
+        """Read the inputs, as `collect` takes them, and refuse an output that could not be written."""
+        file_format(Path(output))
+        writable(output)
+        models = read_config(config) if isinstance(config, str | Path) else config
+        questions = read_questions(rows, models.task.form) if isinstance(rows, str | Path) else rows
+        least = None if floor is None else check_floor(floor, str(output))
+        return cls(config=models, rows=questions.first(limit), output=output, floor=least, **options)
 
     async def run(self, progress: ProgressCallback | None = None) -> ScoreLog:
         """Ask both models about every row and return the score log, which is not written yet."""
@@ -229,7 +206,10 @@ class Collection:
         return cascade_log(ids, columns, identities=replies.identities, source=str(self.output))
 
     async def estimate(self, *, cascade: bool = False) -> list[EndpointEstimate]:
-        """Count what the calls would take, without sending any; stored replies count nothing."""
+        """Count what the calls would take, per endpoint, without sending any; stored replies count nothing.
+
+        A row whose Primary has not answered yet counts as one that the Guardian is asked about.
+        """
         sections = self.config.cascade_sections if cascade else _PAIR
         if cascade:
             self._refuse_floor()

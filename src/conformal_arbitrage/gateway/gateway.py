@@ -117,7 +117,6 @@ async def application(
     metrics: Metrics | None = None,
     clock: Callable[[], float] = time.time,
     *,
-    drain: Drain | None = None,
     migrating: bool = True,
 ) -> AsyncGenerator["Gateway"]:
     """Open a configuration's store and models, each once, and yield the gateway over them.
@@ -126,7 +125,6 @@ async def application(
         log: takes a line of JSON for every request.
         metrics: where things are counted; without it, only requests and decisions are.
         clock: the time by which the outcomes of audits are due, in seconds since 1970.
-        drain: whether the gateway is about to stop.
         migrating: whether to bring the database to this release and configuration; if not, `prepare` has done it.
     """
     check_policies(config)
@@ -154,7 +152,7 @@ async def application(
         await admit_first_key(store)
         gateway = Gateway(
             config, store, models, secret, webhooks=webhooks, metrics=metrics or Metrics(), log=log, clock=clock,
-            telemetry=telemetry, drain=drain or Drain.of(config.gateway),
+            telemetry=telemetry, drain=Drain.of(config.gateway),
         )  # fmt: skip
         await gateway.load(installing=migrating)
         yield gateway

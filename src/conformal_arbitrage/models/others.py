@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from conformal_arbitrage.models.port import (
     WrappedModel,
     check_values,
     fingerprint,
+    is_sequence,
 )
 from conformal_arbitrage.models.rendering import RENDERING, require_seen
 from conformal_arbitrage.monitoring.votes import PANELS, PanelRule
@@ -180,7 +181,7 @@ def query_from(call: Call) -> Query:
 def _as_json(values: Any) -> object:
     """Return arrays as lists of plain numbers; anything but a list as its repr, for the check to report."""
     listed: object = values.tolist() if hasattr(values, "tolist") else values
-    if not _is_list(listed):
+    if not is_sequence(listed):
         return repr(listed)
     return [_as_number(value) for value in listed]
 
@@ -188,10 +189,6 @@ def _as_json(values: Any) -> object:
 def _as_number(value: Any) -> Any:
     """Return a NumPy scalar as a plain number."""
     return value.item() if hasattr(value, "item") else value
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, list | tuple)
 
 
 # --- Kind `local` ---

@@ -363,7 +363,7 @@ def check_values(
     values: object, count: int, *, spent: Spent, raw: str | None, lowest: float = 0.0, highest: float = 1.0
 ) -> tuple[float, ...]:
     """Return the numbers, one per action, if all are within bounds."""
-    if not _is_sequence(values):
+    if not is_sequence(values):
         problem = "the scores are not a list"
     elif len(values) != count:
         problem = f"{len(values)} scores for {count} options"
@@ -376,7 +376,8 @@ def check_values(
     raise ReplyError(f"{problem}; the reply was {raw!r:.200}", spent=spent, raw=raw)
 
 
-def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    """Tell whether a value is a list or a tuple."""
     return isinstance(value, list | tuple)
 
 

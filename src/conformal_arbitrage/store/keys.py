@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from conformal_arbitrage.errors import OptionError, StoreError
 from conformal_arbitrage.store.integrity import KEY, SIGN_IN, enrol, is_intact_key, read_roster
-from conformal_arbitrage.store.record import decode_names
+from conformal_arbitrage.store.record import decode
 from conformal_arbitrage.store.session import CHANGED, Job, Session, operation, viewed, viewed_job
 
 Scope = Literal["call", "review", "operate", "admin"]
@@ -134,7 +134,7 @@ def _key(row: Sequence[Any], *, intact: bool) -> KeyInfo:
         created=created,
         revoked=revoked,
         expires=expires,
-        policies=None if policies is None else decode_names(policies, f"the policies of key {id}"),
+        policies=None if policies is None else decode(policies, tuple[str, ...], f"the policies of key {id}"),
         intact=intact,
     )
 

@@ -394,14 +394,14 @@ def read(session: Session, key: LedgerKey, *, after: int = 0, limit: int | None 
 
 
 @operation("scan")
-def missing_by_key(session: Session, key: LedgerKey, now: float, *, limit: int = 5) -> list[tuple[str, int]]:
+def missing_by_key(session: Session, key: LedgerKey, now: float) -> list[tuple[str, int]]:
     """Return the API keys whose audits have no outcome though it is due, each with how many, those with the most first."""
     return [
         (key_id, int(count))
         for key_id, count in session.rows(
             "select e.key_id, count(*) as missing from ledger l join events e on e.id = l.id and e.kind = 'decision' "
-            "where l.ledger = ? and l.loss is null and l.due <= ? group by e.key_id order by missing desc, e.key_id limit ?",
-            *(_number(session, key) or 0, now, limit),
+            "where l.ledger = ? and l.loss is null and l.due <= ? group by e.key_id order by missing desc, e.key_id limit 5",
+            *(_number(session, key) or 0, now),
         )
     ]
 

@@ -650,11 +650,6 @@ def decode_json(text: str, name: str) -> dict[str, object]:
     return decode(text, dict[str, object], name)
 
 
-def decode_names(text: str, name: str) -> tuple[str, ...]:
-    """Read a list of names."""
-    return decode(text, tuple[str, ...], name)
-
-
 def decode(text: str, kind: type[_T], name: str) -> _T:
     """Read a value of some type from its JSON text.
 

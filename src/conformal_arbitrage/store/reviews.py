@@ -508,7 +508,7 @@ def _question(session: Session, item: str, decision: str, payload: str, seal: st
     """Return what people are shown of an item; if it is not what was asked, a vote would count for another option."""
     if not session.seals.accept(seal, "review", decision, payload):
         raise DamagedError(f"the question of the review {item} is not what was asked; run `arbitrage records verify`")
-    return decode_review_question(payload, item)
+    return decode(payload, ReviewQuestion, f"the review {item}")
 
 
 def _readable(
@@ -654,6 +654,7 @@ def note_reader(session: Session, decision: str, reviewer: str) -> None:
 PRESENT_SECONDS = 120.0
 """Somebody seen within so many seconds is there."""
 UNTAKEN_SECONDS = 30.0
+_MOST_DUE = 50
 _KEPT_SECONDS = 1500.0
 """How long a question outlives its item for those who still hold it; longer than anybody can."""
 _ITEM = (
@@ -752,13 +753,13 @@ def _end_without_verdict(session: Session, id: str, state: ReviewState) -> None:
 
 
 @operation("scan")
-def due(session: Session, *, limit: int = 50) -> list[ReviewItem]:
+def due(session: Session) -> list[ReviewItem]:
     """Return items whose votes have come to count, which somebody skipped, or whose deadline has passed."""
     now = session.now()
     rows = session.rows(
         f"select {_ITEM} from reviews where state = 'open' and ready <= ? union "
         f"select {_ITEM} from reviews where state = 'open' and deadline <= ? limit ?",
-        *(now, now, limit),
+        *(now, now, _MOST_DUE),
     )
     return [_due_item(session, row, now) for row in rows]
 
@@ -1095,13 +1096,13 @@ def cast_votes(session: Session, *, days: float = 30.0) -> list[CastVote]:
 
 
 @operation("scan")
-def second_opinions(session: Session, *, days: float = 90.0) -> list[tuple[str, SecondOpinion]]:
-    """Return the first counted vote on every question with a second opinion, beside that one."""
+def second_opinions(session: Session) -> list[tuple[str, SecondOpinion]]:
+    """Return the first counted vote on every question of the last ninety days with a second opinion, beside that one."""
     rows = session.rows(
         "select o.team, o.menu, o.panel, o.decision, v.reviewer, v.choice, o.outcome from reviews o "
         "join votes v on v.item = o.id and v.withdrawn is null and v.late = 0 "
         "where o.purpose = 'overlap' and o.state = 'closed' and o.closed > ?",
-        session.now() - days * DAY,
+        session.now() - 90 * DAY,
     )
     opinions: list[tuple[str, SecondOpinion]] = []
     for team, menu, _, decision, second, other, text in rows:
@@ -1119,7 +1120,7 @@ def second_opinions(session: Session, *, days: float = 90.0) -> list[tuple[str, 
 
 
 @operation("write")
-def call(session: Session, team: str, policy: str = "", *, every: float = 60.0) -> bool:
+def call(session: Session, team: str, *, every: float = 60.0) -> bool:
     """Tell webhooks that questions wait for a team and nobody is there; return False if that was told lately."""
     now = session.now()
     called = session.run(
@@ -1128,7 +1129,7 @@ def call(session: Session, team: str, policy: str = "", *, every: float = 60.0) 
         *(team, now, now - every),
     )
     if called:
-        announce(session, "review.waiting", {"team": team, "policy": policy, "status": "waiting"})
+        announce(session, "review.waiting", {"team": team, "policy": "", "status": "waiting"})
     return called == 1
 
 
@@ -1165,12 +1166,12 @@ def own_votes(reviewer: str, *, since: float) -> SingleQuery[list[float]]:
 
 
 @operation("scan")
-def answered_in_time(session: Session, policy: str, wait: float, *, days: float = 1.0) -> tuple[int, int]:
-    """Return how many callers' questions people decided within `wait` seconds, of all that ended in the last days."""
+def answered_in_time(session: Session, policy: str, wait: float) -> tuple[int, int]:
+    """Return how many callers' questions people decided within `wait` seconds, of all that ended in the last day."""
     [(answered, ended)] = session.rows(
         "select coalesce(sum(case when outcome is not null and closed - created <= ? then 1 else 0 end), 0), count(*) "
         "from reviews where closed > ? and policy = ? and purpose = 'decide'",
-        *(wait, session.now() - days * DAY, policy),
+        *(wait, session.now() - DAY, policy),
     )
     return int(answered), int(ended)
 
@@ -1337,11 +1338,6 @@ def encode_review_question(question: ReviewQuestion, id: str) -> str:
         if is_plain(question.context):
             return as_given.encode(question).decode()
     return encode_strictly(document(question), f"the question about {id}", as_given=True)
-
-
-def decode_review_question(text: str, id: str) -> ReviewQuestion:
-    """Read what people are shown of a question."""
-    return decode(text, ReviewQuestion, f"the review {id}")
 
 
 def encode_outcome(outcome: ReviewOutcome) -> str:
