@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -48,7 +48,7 @@ from conformal_arbitrage.gateway.policies import (
     identities_of_pair,
     pairs_of,
 )
-from conformal_arbitrage.gateway.requests import DecisionRoutes
+from conformal_arbitrage.gateway.requests import DECIDING, DecisionRoutes
 from conformal_arbitrage.gateway.review_queue import ReviewQueue, VoteCounter, WaitingPlaces
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models, open_record
@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from conformal_arbitrage.gateway.telemetry import Telemetry
 
 Log = Callable[[bytes], None]
-_DECIDING = ("/v1/chat/completions", "/v1/decisions", "/v1/responses")
 _READY_SECONDS = 0.8
 _BEYOND_LOOPBACK = 5.0
 
@@ -269,19 +268,17 @@ class Gateway:
             exception_handlers={404: _no_route, 405: _no_route, 500: _internal_error, ArbitrageError: _failed},
         )
         app.router.redirect_slashes = False
-        busiest = {path: endpoint for method, path, endpoint in served if method == "POST" and path in _DECIDING}
+        busiest = {path: endpoint for method, path, endpoint in served if method == "POST" and path in DECIDING}
         return ServerErrorMiddleware(Shortcut(busiest, app), handler=_internal_error)
 
     def _routes(self) -> list[tuple[str, str, Scope, Handler]]:
         """Return the routes that need a key: method, path, scope and handler."""
-        gateway, deciding = self.config.gateway, self._deciding
+        gateway = self.config.gateway
         reviews = ReviewRoutes(self.store, self.views, self.queue, gateway)
         records = RecordRoutes(self.views, self.policies, gateway)
         monitors = MonitorRoutes(self.store, self.views, self.policies, self.watcher, gateway)
         return [
-            ("POST", "/v1/decisions", "call", deciding.decisions),
-            ("POST", "/v1/chat/completions", "call", deciding.completions),
-            ("POST", "/v1/responses", "call", deciding.responses),
+            *(("POST", route, "call", partial(self._deciding.answer, route)) for route in DECIDING),
             ("GET", "/v1/models", "call", self._list_models),
             ("GET", "/v1/models/{id}", "call", self._show_model),
             ("GET", "/v1/arbitrage/records", "call", records.many),
@@ -303,7 +300,7 @@ class Gateway:
             path,
             scope,
             authenticator=self.authenticator,
-            refresher=self._recording if path in _DECIDING else self.refresher,
+            refresher=self._recording if path in DECIDING else self.refresher,
             limits=self._limits[scope],
             largest_body=self.config.gateway.max_body,
             access=self.access,

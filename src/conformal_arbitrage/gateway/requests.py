@@ -69,7 +69,7 @@ from conformal_arbitrage.store.reviews import ReviewRequest, ReviewWork
 from conformal_arbitrage.store.session import Store
 from conformal_arbitrage.types import ChatRequest, Chunk, Decision, Query
 
-DECISIONS, CHAT, RESPONSES = "/v1/decisions", "/v1/chat/completions", "/v1/responses"
+DECIDING = DECISIONS, CHAT, RESPONSES = "/v1/decisions", "/v1/chat/completions", "/v1/responses"
 LEASE = 6.0
 LONGEST_WAIT = 120.0
 ENDED = ReviewWork(ended=True)
@@ -190,18 +190,6 @@ class DecisionRoutes:
         self._idempotency = Idempotency(store, metrics, queue.places)
         self._reviews = ReviewedRequests(store, queue, self._idempotency, decider)
 
-    async def decisions(self, request: Incoming) -> Response | EventStream:
-        """Answer POST /v1/decisions."""
-        return await self._answer(request, DECISIONS)
-
-    async def completions(self, request: Incoming) -> Response | EventStream:
-        """Answer POST /v1/chat/completions."""
-        return await self._answer(request, CHAT)
-
-    async def responses(self, request: Incoming) -> Response | EventStream:
-        """Answer POST /v1/responses."""
-        return await self._answer(request, RESPONSES)
-
     async def finish(self, request: ReviewRequest) -> None:
         """Finish a request that people have decided, and keep the reply for its caller, who does not wait here.
 
@@ -210,7 +198,8 @@ class DecisionRoutes:
         """
         await self._reply(self._read(request.route, Caller(request.key_id, "call"), request.name, request.body))
 
-    async def _answer(self, incoming: Incoming, route: str) -> Response | EventStream:
+    async def answer(self, route: str, incoming: Incoming) -> Response | EventStream:
+        """Answer a request to one of the routes."""
         request = self._read(route, incoming.caller, incoming.idempotency_key, incoming.content)
         incoming.exchange.policy = request.policy.name
         if not request.streams:
