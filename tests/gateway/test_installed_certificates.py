@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from conformal_arbitrage.cli import main
 from conformal_arbitrage.errors import CertificateError, StoreError
-from conformal_arbitrage.store import AlarmBody, integrity, policies
+from conformal_arbitrage.store import integrity, policies
+from conformal_arbitrage.store.record import AlarmBody
 from tests.certificates import edited, said
 from tests.gateway.durability import SECRET, Gateway, certificate, run_sql, write_config
 from tests.gateway.house import House, error_of
