@@ -356,26 +356,6 @@ def document_sha256(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(signed_bytes(document)).hexdigest()
 
 
-def check_signature(
-    content: bytes, signature: str | None, secret: ProjectSecret, *, signed_with: str | None, source: str
-) -> None:
-    """Check that a certificate is as it was signed.
-
-    Args:
-        signed_with: the fingerprint of the secret that signed it, as the certificate states it.
-
-    Raises:
-        CertificateError: it is unsigned, was changed, or was signed with another secret.
-    """
-    if signature is None:
-        raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
-    if not secret.verifies(content, signature):
-        raise CertificateError(
-            f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
-            f"or signed with another secret ({signed_with}); calibrate again, or add that secret after a comma"
-        )
-
-
 # --- The margins of the calibration rows, as 1,001 quantiles that a certificate keeps for the guard ---
 
 
@@ -1173,7 +1153,7 @@ class Certificate:
             reason = "is not signed"
         elif secret is None or self.secret_id not in secret.fingerprints:
             reason = f"was signed with the secret {self.secret_id}, which is not at hand (set ARBITRAGE_SECRET)"
-        elif not secret.verifies(signed_bytes(replace(self, signature=None).to_dict()), self.signature):
+        elif not self._verified(secret):
             reason = "was changed since it was signed"
         else:
             return None
@@ -1185,8 +1165,17 @@ class Certificate:
         Raises:
             CertificateError: it is unsigned, was changed, or was signed with another secret.
         """
-        content = signed_bytes(replace(self, signature=None).to_dict())
-        check_signature(content, self.signature, secret, signed_with=self.secret_id, source=source)
+        if self.signature is None:
+            raise CertificateError(f"{source}: is unsigned; calibrate again with the project's secret at hand")
+        if not self._verified(secret):
+            raise CertificateError(
+                f"{source}: the signature is not that of this project's secret {secret.id}: the certificate was changed, "
+                f"or signed with another secret ({self.secret_id}); calibrate again, or add that secret after a comma"
+            )
+
+    def _verified(self, secret: ProjectSecret) -> bool:
+        unsigned = signed_bytes(replace(self, signature=None).to_dict())
+        return self.signature is not None and secret.verifies(unsigned, self.signature)
 
     def candidates(
         self,

@@ -385,6 +385,17 @@ class CalibrationOptions:
 
     def __post_init__(self) -> None:
         """Reject unknown values and options that exclude each other."""
+        self._refuse_unknown_values()
+        self._refuse_lone_options()
+        refused = unproved(self.kinds, *(("guard",) if self.margins else ()))
+        if refused is not None:
+            feature, kind, reason = refused
+            raise OptionError(f"{feature} and {kind} do not go together: {reason}")
+        if not self.learned and self.features is not None:
+            raise OptionError('features= are what a score is learned from; give score="auto" (--score auto) as well')
+        self._check_own_loss()
+
+    def _refuse_unknown_values(self) -> None:
         for name, known in (
             ("guardian_sees", get_args(GuardianSees)),
             ("boundary", (None, *get_args(Boundary))),
@@ -396,6 +407,9 @@ class CalibrationOptions:
             if getattr(self, name) not in known:
                 allowed = ", ".join(repr(value) for value in known)
                 raise OptionError(f"{name} must be one of {allowed}; got {getattr(self, name)!r}")
+
+    def _refuse_lone_options(self) -> None:
+        """Refuse options that belong to others which are not there, or exclude others that are."""
         if (self.cluster is None) != (self.max_cluster_size is None):
             raise OptionError("cluster and max_cluster_size belong together; give both or neither")
         if self.max_cluster_size is not None and not 1 <= self.max_cluster_size <= _LARGEST_CLUSTER:
@@ -416,13 +430,8 @@ class CalibrationOptions:
             raise OptionError(
                 "group_source= says what names a group: give by= (--by COLUMN), or a learned score's features"
             )
-        wanted: tuple[Feature, ...] = ("guard",) if self.margins else ()
-        refused = unproved(self.kinds, *wanted)
-        if refused is not None:
-            feature, kind, reason = refused
-            raise OptionError(f"{feature} and {kind} do not go together: {reason}")
-        if not self.learned and self.features is not None:
-            raise OptionError('features= are what a score is learned from; give score="auto" (--score auto) as well')
+
+    def _check_own_loss(self) -> None:
         if self.own_loss is not None and self.loss_name in (REGRET, NET):
             raise OptionError(f"your own loss cannot be named {self.loss_name}; rename the function")
         if self.own_loss is not None and self.loss_bound is None:

@@ -22,7 +22,7 @@ from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.logs import show_frontier, show_inspection, show_simulation
 from conformal_arbitrage.cli.output import print_json, wrapped
 from conformal_arbitrage.core.exact import row_argmax
-from conformal_arbitrage.errors import ConfigError, OutputError
+from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.evaluation.frontier import Frontier, evaluate
 from conformal_arbitrage.evaluation.inspection import Inspection, inspect
 from conformal_arbitrage.evaluation.show import save_simulation
@@ -30,7 +30,7 @@ from conformal_arbitrage.evaluation.simulation import Scenario, Simulation, simu
 from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.models import ReplayScorer
 from conformal_arbitrage.scorelog.log import CostOptions, ScoreLog
-from conformal_arbitrage.scorelog.tables import write_bytes, write_text
+from conformal_arbitrage.scorelog.tables import new_folder, write_bytes, write_text
 from conformal_arbitrage.types import COST_DIGITS
 
 ALPHA = 0.05
@@ -141,11 +141,7 @@ def _describe_served(served: Served | None) -> str:
 
 def run_demo(out: str | Path) -> Demo:
     """Inspect, calibrate, evaluate and serve the bundled log; write log, certificates and figure to a folder."""
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be created ({error.strerror}); use another folder") from error
+    folder = new_folder(out)
     path = folder / "science.parquet"
     write_bytes(path, (files("conformal_arbitrage") / "data" / "science.parquet").read_bytes())
     log = ScoreLog.read(path, primary="qwen15b", guardian="expert")

@@ -648,26 +648,20 @@ def swap_command(
     arbitrage swap grades.csv --old large_ok --new small_ok --alpha 2%
     arbitrage swap --policy support --alpha 2%
     """
-    by_columns = old is not None and new is not None
-    right = not files if policy else len(files) == 1 if by_columns else len(files) in (1, 2)
-    if not right or (not by_columns and (old or new)):
-        raise click.UsageError(
-            "give two files, OLD NEW; or one TABLE, with --old and --new or as a score log; or --policy NAME"
-        )
-    if len(files) == 2:
+    if len(files) == 2 and not (old or new or policy):
         grades, source = _paired_grades(files, grade, unpaired), " and ".join(files)
-    elif old is not None and new is not None:
+    elif len(files) == 1 and old is not None and new is not None and not policy:
         with Table(files[0]) as table:
             grades, source = (table.scalars(old, truths=True), table.scalars(new, truths=True)), files[0]
-    else:
-        log = (
-            options.read_log(files[0], columns)
-            if policy is None
-            else options.with_store(config, lambda store: pair_log_of(store, policy), only_existing=True)
-        )
+    elif (len(files), bool(policy)) in ((1, False), (0, True)) and not (old or new):
+        log = _swapped_log(files, columns, policy, config)
         loss = loss or ("net" if "correct" in log.outcome_names else "regret")
         grades, source = model_grades(log, loss), log.source
         options.remember_look(log.lineage(), "swap")
+    else:
+        raise click.UsageError(
+            "give two files, OLD NEW; or one TABLE, with --old and --new or as a score log; or --policy NAME"
+        )
     result = swap(
         *grades, alpha=alpha, confidence=confidence, loss=loss or "net", loss_bound=loss_bound or 1, source=source
     )
@@ -678,6 +672,13 @@ def swap_command(
         click.echo(wrapped(result.answer))
         click.echo(wrapped(result.promise))
     raise SystemExit(_SWAP_STATUS[result.verdict])
+
+
+def _swapped_log(files: Sequence[str], columns: options.Columns, policy: str | None, config: str) -> ScoreLog:
+    """Return the log whose Guardian is the old model and whose Primary is the new one: a file's, or a policy's records."""
+    if policy is None:
+        return options.read_log(files[0], columns)
+    return options.with_store(config, lambda store: pair_log_of(store, policy), only_existing=True)
 
 
 def _paired_grades(files: Sequence[str], grade: str | None, unpaired: Unpaired) -> tuple[Floats, Floats]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from conformal_arbitrage.errors import OptionError, OutputError, ScoreLogError, SourceError
+from conformal_arbitrage.errors import OptionError, ScoreLogError, SourceError
 from conformal_arbitrage.experiments import theory
 from conformal_arbitrage.experiments.protocol import Experiment, Part, Source
 from conformal_arbitrage.experiments.report import Report, write_report
@@ -16,7 +16,7 @@ from conformal_arbitrage.experiments.studies import MMLU, PKU, TRUTHFULQA
 from conformal_arbitrage.experiments.summary import summary_markdown
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.scorelog.log import ScoreLog
-from conformal_arbitrage.scorelog.tables import write_text
+from conformal_arbitrage.scorelog.tables import new_folder, write_text
 
 _ALL = (*TRUTHFULQA, MMLU, PKU, theory.EXPERIMENT)
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
@@ -116,19 +116,11 @@ def reproduce(
                 raise
             skipped[experiment.name] = str(error)
             text = f"Source: {source.title}\n\n# {experiment.title}\n\nNot run: {error}\n"
-            write_text(_created(folder) / f"{experiment.name}.md", text)
+            write_text(new_folder(folder) / f"{experiment.name}.md", text)
             continue
         spent = None if source.spent is None else source.spent()
-        write_report(report, _created(folder), seconds=time.perf_counter() - start, spent=spent)
+        write_report(report, new_folder(folder), seconds=time.perf_counter() - start, spent=spent)
         reports[experiment.name] = report
     if name == "all":
         write_text(folder / "summary.md", summary_markdown(reports, skipped, source.title))
     return reports, skipped
-
-
-def _created(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{folder}: cannot be created ({error.strerror}); use another folder") from error
-    return folder

@@ -994,6 +994,16 @@ def write_bytes(path: str | Path, data: bytes, *, private: bool = False) -> None
             stream.write(data)
 
 
+def new_folder(folder: str | Path) -> Path:
+    """Return a folder to write to, made if it is not there."""
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{place}: cannot be created ({error.strerror}); use another folder") from error
+    return place
+
+
 def writable(target: str | Path) -> Path:
     """Return where a name leads, links followed; refuse it if that cannot be a file."""
     try:
