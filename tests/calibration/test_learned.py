@@ -167,7 +167,8 @@ def test_what_the_primary_answered_is_learned_from_and_scores_without_it_stay_ca
         live = certificate.decide(scores, guardian=rest.row(row).guardian, id=str(rest.id[row]), answer=answer)
         assert live == decision
     assert any("with the answer" in decision.learned.candidate for decision in decisions if decision.learned)
-    without = list(learned(log).apply(rest))
+    assert learned(log).learned.features[-1] == "answer", "a column that says it is used unless it is left out"
+    without = list(learned(log, features=Features(answers=False)).apply(rest))
     assert sum(one.deferred for one in decisions) < sum(one.deferred for one in without)
     options = {"calibration_size": 150, "trials": 3, "boundary": "random", "score": "auto", "key": KEY}
     points = evaluate(log, [0.1], features=Features(answers=True), **options).of("conformal")

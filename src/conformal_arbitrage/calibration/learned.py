@@ -151,13 +151,18 @@ def answer_place(answer: str | None) -> int:
     return int.from_bytes(hashlib.sha256(b"answer v1\0" + normal.encode("utf-8", "replace")).digest()[:8]) % ANSWERS
 
 
+def logged_answers(log: "ScoreLog") -> list[str] | None:
+    """Return what the Primary answered in every row by the log's columns, empty where unknown; None without them."""
+    named = [answers for name in ("answer", "primary_answer") if (answers := column_texts(log, name)) is not None]
+    return named[0] if named else None
+
+
 def answers_of(log: "ScoreLog") -> list[str] | None:
     """Return what the Primary answered in every row, empty where unknown; None if the log does not say.
 
     It is the column `answer`, or `primary_answer` as importers and `collect` write it; of menus, the top action's text.
     """
-    named = [answers for name in ("answer", "primary_answer") if (answers := column_texts(log, name)) is not None]
-    answers = named[0] if named else None
+    answers = logged_answers(log)
     if answers is not None or log.actions is None or log.is_router:
         return answers
     return [str(text) for text in log.actions[log.offsets[:-1] + row_argmax(log.primary, log.offsets)].tolist()]
@@ -189,7 +194,7 @@ class Features:
             same.
         text: use the log's `context` as a vector of fixed length; needs the extra `text`.
         answers: use what the Primary answered: the log's column `answer` or `primary_answer` or, of menus, the text of the
-            top action. Scores learned without it stay candidates.
+            top action. None uses such a column if there is one. Scores learned without answers stay candidates.
     """
 
     groups: bool = True
@@ -197,7 +202,7 @@ class Features:
     menu_size: int | None = None
     group_source: str | None = None
     text: bool = False
-    answers: bool = False
+    answers: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse a menu that is too large."""

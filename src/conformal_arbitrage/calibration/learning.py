@@ -16,6 +16,7 @@ from conformal_arbitrage.calibration.learned import (
     ScoreRows,
     answer_place,
     answers_of,
+    logged_answers,
     pack,
     refuse_row_count,
     text_embedding,
@@ -141,13 +142,15 @@ def row_inputs(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> R
         tokens=log.primary_usage.output_tokens if features.tokens else None,
         menu=None if features.menu_size is None else _menus(log, features.menu_size),
         text=_texts(log) if features.text else None,
-        answer=_answer_places(log) if features.answers else None,
+        answer=_answer_places(log, required=features.answers is True) if features.answers is not False else None,
     )
 
 
-def _answer_places(log: ScoreLog) -> Integers:
-    """Return the place of every row's answer."""
-    answers = answers_of(log)
+def _answer_places(log: ScoreLog, *, required: bool) -> Integers | None:
+    """Return the place of every row's answer; None if no column names it and it is not required."""
+    answers = answers_of(log) if required else logged_answers(log)
+    if answers is None and not required:
+        return None
     if answers is None:
         raise OptionError(
             f"{log.source}: there is no `answer` column, nor texts of the actions; add the Primary's answers, or leave "

@@ -358,11 +358,15 @@ learned = chained(
         "--without",
         "without",
         multiple=True,
-        type=click.Choice(["groups", "tokens"]),
-        help="Learn without the log's groups, or without its token counts; may be repeated.",
+        type=click.Choice(["groups", "tokens", "answers"]),
+        help="Learn without the log's groups, its token counts or its answers; may be repeated.",
     ),
     click.option("--text", is_flag=True, help="Learn from the texts of the queries as well; needs the extra `text`."),
-    click.option("--answers", is_flag=True, help="Learn from what the Primary answered as well, where that helps."),
+    click.option(
+        "--answers",
+        is_flag=True,
+        help="Learn from what the Primary answered, also the top action.  [default: if a column `answer` says it]",
+    ),
 )
 path_options = chained(
     click.option(
@@ -441,7 +445,12 @@ def learned_options(further: dict[str, Any]) -> dict[str, Any]:
         return {"score": score, "group_source": group_source}
     groups, tokens = ("groups" not in without, "tokens" not in without)
     features = Features(
-        groups=groups, tokens=tokens, menu_size=menu_size, group_source=group_source, text=text, answers=answers
+        groups=groups,
+        tokens=tokens,
+        menu_size=menu_size,
+        group_source=group_source,
+        text=text,
+        answers=False if "answers" in without else answers or None,
     )
     return {"score": score, "features": features}
 

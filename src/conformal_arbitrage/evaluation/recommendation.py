@@ -387,7 +387,7 @@ def _features(log: ScoreLog, *, text: bool) -> Features:
     """
     sizes: list[int] = np.unique(log.sizes).tolist()
     menu = sizes[0] if len(sizes) == 1 and 2 <= sizes[0] <= LARGEST_FIXED_MENU and not log.is_router else None
-    return Features(menu_size=menu, text=text, answers=_names_answers(log))
+    return Features(menu_size=menu, text=text, answers=_names_answers(log) or None)
 
 
 def _share(share: float | None, pairs: Sequence[ScoreLog], *, choices: bool) -> float:
@@ -859,7 +859,7 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             loss=chosen.loss,
             score=chosen.score,
             menu_size=features.menu_size,
-            answers=features.answers,
+            answers=bool(features.answers),
             text=features.text,
             boundary=chosen.boundary,
             relaxation=certificate.relaxation,
