@@ -142,6 +142,25 @@ def test_labelling_goes_on_where_it_stopped():
     assert again.get(first["id"], first["expert"]) == first["expert"]
 
 
+@pytest.mark.parametrize("numbers", ["as written", "wrong", "words", "none"])
+def test_labels_of_what_is_left_stay_whatever_the_numbers_of_its_rows_say(numbers):
+    rows = table_of()
+    drawn(without_truth(rows))
+    label("batch/sample.csv", rows)
+    certify()
+    label("batch/todo.csv", rows, lambda filled: [*filled[:5], *({**row, "expert": ""} for row in filled[5:])])
+    before = read_rows("batch/todo.csv")
+    change = {
+        "as written": lambda row: row,
+        "wrong": lambda row: {**row, "row": str(1 + int(row["row"]) % 400)},
+        "words": lambda row: {**row, "row": f"no. {row['row']}"},
+        "none": lambda row: {name: cell for name, cell in row.items() if name != "row"},
+    }[numbers]
+    write_rows("batch/todo.csv", [change(row) for row in reversed(before)])
+    certify()
+    assert read_rows("batch/todo.csv") == before
+
+
 def test_a_batch_of_which_nothing_is_left_is_certified_again():
     rows = table_of()
     for row in rows:

@@ -1290,11 +1290,25 @@ class DrawnBatch:
             if not any(labels):
                 return None
             keys = self._keys(table)
-            rows = np.flatnonzero(np.isin(self._own_keys(np.arange(self.terms.items)), keys))
-            places = _places_of(keys, self._own_keys(rows))
+            rows = self._numbered(table, keys)
+            if rows is None:  # the table's rows, or the file's numbers, are not as they were
+                rows = _places_of(keys, self._own_keys(np.arange(self.terms.items)))
         given = np.full(self.terms.items, "", dtype=object)
-        given[rows[places[places >= 0]]] = np.array(labels, dtype=object)[places >= 0]
+        given[rows[rows >= 0]] = np.array(labels, dtype=object)[rows >= 0]
         return given
+
+    def _numbered(self, table: ColumnReader, keys: Words) -> Integers | None:
+        """Return the items that a file's column `row` names, without a search; None if one is another than its id says."""
+        if "row" not in table.types:
+            return None
+        try:
+            numbers = np.nan_to_num(table.scalars("row"))
+        except ScoreLogError:  # words, where ids tell rows apart
+            return None
+        if not ((numbers >= 1) & (numbers <= self.terms.items)).all():
+            return None
+        rows = numbers.astype(np.int64) - 1
+        return rows if (self._own_keys(rows) == keys).all() else None
 
     def _keys(self, table: ColumnReader) -> Words:
         """Return what tells the rows of a file apart that experts fill in: ids, or the numbers of rows."""
