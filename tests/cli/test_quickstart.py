@@ -89,6 +89,13 @@ def test_three_questions_are_asked_and_the_answers_are_used():
     assert "arbitrage recommend log.parquet --alpha 0.1 -o route.toml" in shown
 
 
+def test_the_end_of_the_input_is_told_from_an_interruption():
+    done = CliRunner().invoke(cli, ["quickstart"], input="csv\n")
+    assert (done.exit_code, done.stderr) == (
+        2, "arbitrage: the input ended before the answer; where nobody can answer, say it with options (--yes)\n"
+    )  # fmt: skip
+
+
 def test_endpoints_start_from_their_questions():
     Path("q.jsonl").write_text('{"question": "2+2?", "choices": ["3", "4"], "answer": "B"}\n')
     start = json.loads(run("quickstart", "--yes", "--have", "endpoints", "q.jsonl", "--json"))

@@ -26,6 +26,14 @@ def judged(run, *arguments, code):
     return json.loads(run("swap", *arguments, "--json", code=code).stdout)
 
 
+def test_one_file_that_is_no_score_log_is_told_what_else_to_give(run):
+    table("old.csv", OLD.astype(int), column="gpt4")
+    refused = run("swap", "old.csv", "--alpha", "5%", code=2).stderr
+    assert "old.csv is no score log (columns id, gpt4): give a second file, OLD NEW, or name" in refused
+    refused = run("recommend", "old.csv", "--alpha", "5%", code=2).stderr
+    assert "`arbitrage quickstart old.csv` prints the command that makes one" in refused
+
+
 def test_two_tables_are_joined_by_id_and_the_exit_code_is_the_verdict(run):
     table("old.csv", OLD.astype(int), column="correct")
     table("new.csv", NEW[::-1].astype(int), ids=range(399, -1, -1))
@@ -43,7 +51,7 @@ def test_questions_of_one_model_only_are_refused_unless_stated_to_be_missing_by_
     table("old.csv", OLD.astype(int))
     table("new.csv", NEW[:300].astype(int))
     refused = run("swap", "old.csv", "new.csv", "--alpha", "0.1", code=2).stderr
-    assert "0 questions were only answered by the Primary and 100 only by the Guardian" in refused
+    assert "0 questions were only answered by the new model and 100 only by the old model" in refused
     assert judged(run, "old.csv", "new.csv", "--alpha", "0.2", "--unpaired", "drop", code=0)["rows"] == 300
 
 

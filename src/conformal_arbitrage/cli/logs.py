@@ -677,6 +677,13 @@ def swap_command(
 def _swapped_log(files: Sequence[str], columns: options.Columns, policy: str | None, config: str) -> ScoreLog:
     """Return the log whose Guardian is the old model and whose Primary is the new one: a file's, or a policy's records."""
     if policy is None:
+        if columns == options.Columns() and Path(files[0]).is_file():
+            with Table(files[0]) as table:
+                if "primary" not in table.types:
+                    raise click.UsageError(
+                        f"{files[0]} is no score log (columns {', '.join(table.types)}): give a second file, OLD NEW, or name "
+                        "the two columns of grades with --old and --new"
+                    )
         return options.read_log(files[0], columns)
     return options.with_store(config, lambda store: pair_log_of(store, policy), only_existing=True)
 
@@ -684,7 +691,7 @@ def _swapped_log(files: Sequence[str], columns: options.Columns, policy: str | N
 def _paired_grades(files: Sequence[str], grade: str | None, unpaired: Unpaired) -> tuple[Floats, Floats]:
     """Return the grades of the old and of the new model on the questions of both."""
     old, new = (read_run(file, grade=grade) for file in files)
-    pairs = paired(new, old, unpaired=unpaired, unused=Tally())
+    pairs = paired(new, old, unpaired=unpaired, unused=Tally(), roles=("new model", "old model"))
     new_grades, old_grades = np.array([[a.grade, b.grade] for a, b in pairs], dtype=np.float64).T
     return old_grades, new_grades
 

@@ -119,7 +119,9 @@ class _Commands(click.Group):
             raise SystemExit(self._run(*args, **kwargs))
         except (ArbitrageError, click.ClickException) as error:
             _fail(error.format_message() if isinstance(error, click.ClickException) else str(error))
-        except click.Abort:
+        except click.Abort as error:
+            if isinstance(error.__context__, EOFError):
+                _fail("the input ended before the answer; where nobody can answer, say it with options (--yes)")
             _fail("interrupted", 130)
         except OSError as error:  # a full disk, most often under the output itself
             _drop(output)

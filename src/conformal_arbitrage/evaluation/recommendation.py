@@ -796,7 +796,8 @@ class RoutePlan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         pairs = [(p, g) for p, g in product(primaries, guardians) if p != g]
         if not pairs:
             raise OptionError(
-                f"{path}: there is no pair of score columns; name them with --primary-column and --guardian-column"
+                f"{path}: there is no pair of score columns; name them with --primary-column and --guardian-column, or, if "
+                f"this is no score log, `arbitrage quickstart {path}` prints the command that makes one"
             )
         logs = [self._read(path, *pair) for pair in pairs]
         return [log.binarized() for log in logs] if self.binarize else logs

@@ -113,10 +113,13 @@ class ModelRun:
 
 
 Pair = tuple[LoggedAnswer, LoggedAnswer]
+_ROLES = ("Primary", "Guardian")
 
 
-def paired(primary: ModelRun, guardian: ModelRun, *, unpaired: Unpaired, unused: Tally) -> list[Pair]:
-    """Return the answers to every question that both models were asked, in the Primary's order.
+def paired(
+    primary: ModelRun, guardian: ModelRun, *, unpaired: Unpaired, unused: Tally, roles: tuple[str, str] = _ROLES
+) -> list[Pair]:
+    """Return the answers to every question that both models were asked, in the Primary's order; `roles` name them.
 
     Raises:
         ScoreLogError: no question has both, or some have only one and `unpaired` is "refuse".
@@ -127,26 +130,26 @@ def paired(primary: ModelRun, guardian: ModelRun, *, unpaired: Unpaired, unused:
             f"no question was answered by both models: {len(primary.answers)} by {primary.model!r}, "
             f"{len(guardian.answers)} by {guardian.model!r}; give two runs over the same questions, or name what they share"
         )
-    single = refuse_unpaired(primary.answers, guardian.answers, unpaired=unpaired)
+    single = refuse_unpaired(primary.answers, guardian.answers, unpaired=unpaired, roles=roles)
     for id, name in single:
         unused.add(f"questions that only the {name} was asked", id)
     return pairs
 
 
-def refuse_unpaired(primary: Iterable[str], guardian: Iterable[str], *, unpaired: Unpaired) -> list[tuple[str, str]]:
+def refuse_unpaired(
+    primary: Iterable[str], guardian: Iterable[str], *, unpaired: Unpaired, roles: tuple[str, str] = _ROLES
+) -> list[tuple[str, str]]:
     """Return the questions that only one model was asked, with that model's role.
 
     Raises:
         ScoreLogError: there are some, and nobody said that they may go.
     """
     ours, theirs = dict.fromkeys(primary), dict.fromkeys(guardian)
-    single = [(id, "Primary") for id in ours if id not in theirs] + [
-        (id, "Guardian") for id in theirs if id not in ours
-    ]
+    single = [(id, roles[0]) for id in ours if id not in theirs] + [(id, roles[1]) for id in theirs if id not in ours]
     if single and unpaired == "refuse":
-        counts = [sum(name == role for _, name in single) for role in ("Primary", "Guardian")]
+        counts = [sum(name == role for _, name in single) for role in roles]
         raise ScoreLogError(
-            f"{counts[0]} questions were only answered by the Primary and {counts[1]} only by the Guardian, such as "
+            f"{counts[0]} questions were only answered by the {roles[0]} and {counts[1]} only by the {roles[1]}, such as "
             f"{single[0][0]!r:.60}; run both on the same questions. If which ones are missing has nothing to do with the "
             "answers (a smaller limit, another sample), state that with --unpaired drop"
         )
