@@ -53,8 +53,9 @@ def test_an_upstream_cannot_forge_a_line_of_the_log(tmp_path):
 
         asyncio.run(story())
     lines = gateway.path.with_suffix(".log").read_text().splitlines()
-    assert forged not in lines
-    assert any("all is well" in json.loads(line).get("message", "") for line in lines)
+    messages = [json.loads(line).get("message", "") for line in lines]
+    assert any("UpstreamError: status 400" in message for message in messages)
+    assert not any("all is well" in message for message in messages)
 
 
 @pytest.mark.parametrize("content", ["off", "hashed", "full"])
