@@ -185,6 +185,7 @@ def test_install_shows_what_changes_then_installs_and_rolls_back(own):
     text = as_json(gate.certificate(alpha=0.1))
     checked = visit.send_form("/console/policies/support/check", page, certificate=text)
     assert "alpha 0.1" in words(checked)
+    assert "Picking the cheaper of several keeps the lucky one, whose loss lies above the budget" in words(checked)
     assert "version 1" in words(visit.open("/console/policies/support"))
     done = visit.send_form("/console/policies/support/install", checked, certificate=text)
     assert "version 2" in words(done)
