@@ -690,3 +690,33 @@ def test_the_installed_command_runs_and_shows_no_traceback(tmp_path):
     bad = subprocess.run([command, "inspect", "x.csv"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == "arbitrage: x.csv: there is no such file, or it may not be read\n"
+
+
+def test_other_models_of_the_same_rows_are_other_calibrations_of_them(run, tmp_path):
+    """Who takes the cheapest of several pairs, confidences, chains or orders of rows has chosen on the certified rows."""
+
+    def count(log, *options):
+        shown = json.loads(run("calibrate", log, "--alpha", "0.1", *options, "--json").stdout)
+        note = shown.get("looked_at") or shown["evidence"].get("looked_at")
+        return 1 if note is None else int(note.split("this is calibration ")[1].split()[0])
+
+    pairs = [("--primary-column", name, "--guardian-column", "expert") for name in ("qwen15b", "qwen05b", "smollm2")]
+    assert [count("log.parquet", *pair) for pair in pairs] == [1, 2, 3]
+    rng, n = np.random.default_rng(0), 200
+    grades = {"primary_grade": rng.integers(0, 2, n), "guardian_grade": np.ones(n), "id": [f"r{k}" for k in range(n)]}
+    for k in (1, 2):
+        ScoreLog.from_router(confidence=rng.random(n), **grades).write(f"routed{k}.parquet")
+        assert count(f"routed{k}.parquet") == k
+    rows = [
+        {"id": f"c{k}"}
+        | {f"{name}_confidence": rng.random() for name in "ab"}
+        | {f"{name}_grade": float(rng.random() < 0.8) for name in "abg"}
+        | {f"{name}_answer": "yes" for name in "ab"}
+        | {f"{name}_cost": cost for name, cost in zip("abg", (1, 2, 9), strict=True)}
+        for k in range(n)
+    ]
+    chain = ("--path", "--guardian-column", "g")
+    calls = [(rows, ()), (rows[::-1], ()), (rows, ("--models", "b")), (rows, ("--chain", "a"))]
+    for expected, (kept, options) in enumerate(calls, start=1):
+        Path("chain.jsonl").write_text("\n".join(map(json.dumps, kept)))
+        assert count("chain.jsonl", *chain, *options) == expected

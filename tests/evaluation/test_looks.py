@@ -56,7 +56,7 @@ def test_a_run_that_looked_at_two_parts_counts_once_whichever_is_calibrated(path
     explore, certify = split(LOG)
     note_look(certify.lineage(), "recommend", beside=explore.lineage()[-1:], terms="a", path=path)
     copied = explore.taken_from()
-    assert copied.lineage() == explore.lineage()[-1:]
+    assert copied.lineage()[-1] == explore.lineage()[-1]
     for log, terms in ((LOG, "a"), (explore, "a"), (copied, "a"), (certify, "b")):
         assert looks_at(log.lineage(), terms=terms, path=path).commands == {"recommend": 1}
     assert not looks_at(certify.lineage(), terms="a", path=path).commands

@@ -759,7 +759,7 @@ def describe_looks(lineage: Sequence[str], *, fixed_before: bool, terms: str | N
 def lineage_of(scores: AnyLog, certificate: Certificate | None = None) -> tuple[str, ...]:
     """Return the digests of the logs that one was taken from, and its own at last; a certificate of it knows the latter."""
     if certificate is not None and isinstance(scores, ScoreLog) and scores.binary is None:
-        return (*scores.parents, certificate.evidence.log_sha256)
+        return (*scores.origins(), certificate.evidence.log_sha256)
     if isinstance(scores, ScoreLog | CascadeLog):
         return scores.lineage()
     if certificate is not None and not scores.binary:

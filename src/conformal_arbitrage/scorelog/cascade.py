@@ -185,8 +185,17 @@ class CascadeLog:
         return digest.hexdigest()
 
     def lineage(self) -> tuple[str, ...]:
-        """Return the log's digest; a log of several models does not say what its rows were taken from."""
-        return (self.sha256(),)
+        """Return digests of every model's grades, in whichever order of rows, and the log's own at last.
+
+        Logs of other models, or of the same rows in another order, share one of the former.
+        """
+        order = np.argsort(self.id)
+        ids = "\0".join(self.id[order].tolist()).encode()
+        grades = (self.guardian_grade, *self.grade.T)
+        origins = [
+            hashlib.sha256(ids + np.nan_to_num(grade[order], nan=-1.0).tobytes()).hexdigest() for grade in grades
+        ]
+        return (*origins, self.sha256())
 
     def write(self, path: str | Path) -> None:
         """Write the log; the ending of the name says the format."""

@@ -515,11 +515,21 @@ class ScoreLog:
 
     def lineage(self) -> tuple[str, ...]:
         """Return the digests of the logs that this one was taken from, and its own at last, binarised or not."""
-        return (*self.parents, replace(self, binary=None).sha256())
+        return (*self.origins(), replace(self, binary=None).sha256())
+
+    def origins(self) -> tuple[str, ...]:
+        """Return the digests of the logs that this one was taken from, and those of each model's scores.
+
+        Logs of other pairs, or of another confidence in the same answers, share one of the latter. Rows without ids may
+        have the same scores by chance.
+        """
+        columns = () if self.id is None else (self.primary, self.guardian)
+        sums = [sum_of_hashes(self.score_digits, self.offsets, [column], self.id) for column in columns]
+        return (*self.parents, *(log_digest(len(self), total) for total in sums))
 
     def taken_from(self, *lineage: str) -> "ScoreLog":
         """Return the log as one whose rows were taken from a log of this lineage; a file of it says so."""
-        return replace(self, parents=lineage)
+        return replace(self, parents=tuple(sorted(lineage)))
 
     def write(self, path: str | Path) -> None:
         """Write the log; the ending of the name says the format. Column names stay as they were read."""
