@@ -136,10 +136,11 @@ def cascade_certificates():
     """Yield the text of certificates of cascades."""
     tuning = ChainTuning(rows=100, share=0.4, seed=0, ids_sha256="")
     for position, net, rounded, missing in itertools.product(
-        (0.5, None), (False, True), (False, True), (None, "worst_case")
+        (1, None), (False, True), (False, True), (None, "worst_case")
     ):
         rule = PathRule(
-            chain=ModelChain(models=("a", "b")), models=("a", "b"), guardian="c", position=position, u=position,
+            chain=ModelChain(models=("a", "b"), answers=(), steps=()), models=("a", "b"), guardian="c",
+            position=position, u=position,
             rounded=rounded, tuning=tuning, cost=1.0, guardian_cost=2.0, guardian_share=0.5,
         )  # fmt: skip
         common = {"bound": 1.0, "missing_guardian": missing}

@@ -19,9 +19,9 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import is_cascade
-from conformal_arbitrage.calibration.promises import ChainEstimate, ModelChain
+from conformal_arbitrage.calibration.promises import ChainEstimate
 from conformal_arbitrage.calibration.tuning import estimate_chains, fit_chain, tuning_rows
-from conformal_arbitrage.core.chains import GUARDIAN
+from conformal_arbitrage.core.chains import GUARDIAN, PRICES, answer_numbers
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
 from tests.cascades import KEY, nine_models, world
 from tests.certificates import altered, edited
@@ -36,7 +36,7 @@ def log():
 
 @pytest.fixture(scope="module")
 def chained(log):
-    return calibrate_cascade(log, "0.1", key=SECRET.boundary_key, chain=("small", "middle"))
+    return calibrate_cascade(log, "0.04", key=SECRET.boundary_key, chain=("small", "middle"))
 
 
 @pytest.mark.parametrize("loss", [None, "net"])
@@ -62,8 +62,11 @@ def test_one_query_at_a_time_is_decided_as_the_whole_log_is(log, chained):
     assert {GUARDIAN, 0, 1} == set(chosen.tolist())
     for row, id in enumerate(log.id.tolist()):
         confidences, answers = log.confidence[row, places].tolist(), log.texts[row, places].tolist()
-        stops = [chained.stops(confidences[: j + 1], answers[: j + 1], id=id) for j in range(2)]
-        assert (stops.index(True) if True in stops else GUARDIAN) == chosen[row]
+        asked, following = chained.next_model([], [], id=id)
+        while following in log.models and following not in asked:
+            known = [chained.path.chain.models.index(name) for name in (*asked, following)]
+            asked, following = chained.next_model([confidences[j] for j in known], [answers[j] for j in known], id=id)
+        assert [*chained.path.chain.models, "guardian"].index(following) == chosen[row] % 3
 
 
 def test_decisions_on_the_calibration_rows_are_those_the_certificate_reports(log, chained):
@@ -72,7 +75,7 @@ def test_decisions_on_the_calibration_rows_are_those_the_certificate_reports(log
     assert decisions.loss.mean() == pytest.approx(chained.evidence.empirical_risk)
     assert decisions.cost.mean() == pytest.approx(chained.path.cost)
     assert decisions.guardian_share == pytest.approx(chained.path.guardian_share)
-    assert decisions.loss.sum() + 1 <= Fraction("0.1") * (len(rest) + 1)
+    assert decisions.loss.sum() + 1 <= Fraction("0.04") * (len(rest) + 1)
 
 
 def test_the_tuning_part_depends_on_ids_alone(log):
@@ -92,7 +95,7 @@ def test_a_split_without_enough_rows_is_refused(log, share, seed):
 
 def test_rows_of_another_order_give_the_same_stop(log, chained):
     order = np.random.default_rng(2).permutation(len(log))
-    again = calibrate_cascade(log.select(order), "0.1", key=SECRET.boundary_key, chain=("small", "middle"))
+    again = calibrate_cascade(log.select(order), "0.04", key=SECRET.boundary_key, chain=("small", "middle"))
     assert (again.path.position, again.path.u) == (chained.path.position, chained.path.u)
     assert not verify(chained, log.select(order)), "another order is another log"
 
@@ -100,14 +103,15 @@ def test_rows_of_another_order_give_the_same_stop(log, chained):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("position", 4.5), ("u", 0.123), ("alpha", 0.11), ("n", 361), ("empirical_risk", 0.0), ("cost", 0.1),
-        ("chain", "corners"), ("tuning", "seed"), ("guardian_share", 0.0),
+        ("position", 4), ("u", 0.123), ("alpha", 0.11), ("n", 361), ("empirical_risk", 0.0), ("cost", 0.1),
+        ("chain", "steps"), ("tuning", "seed"), ("guardian_share", 0.9),
     ],
 )  # fmt: skip
 def test_verify_finds_what_was_changed(log, chained, name, value):
     if name == "chain":
-        raised = tuple(tuple(min(1.0, 1.2 * one) for one in corner) for corner in chained.path.chain.corners)
-        value = replace(chained.path.chain, corners=raised)
+        first, *others = chained.path.chain.steps
+        raised = tuple(tuple(tuple(1.2 * one for one in row) for row in rows) for rows in first.ahead)
+        value = replace(chained.path.chain, steps=(replace(first, ahead=raised), *others))
     if name == "tuning":
         value = replace(chained.path.tuning, seed=1)
     verification = verify(altered(chained, **{name: value}), log)
@@ -117,8 +121,11 @@ def test_verify_finds_what_was_changed(log, chained, name, value):
 
 
 def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
-    moved = tuple(tuple(one + 1e-9 for one in stage) for stage in chained.path.chain.coefficients)
-    other = altered(chained, chain=replace(chained.path.chain, coefficients=moved))
+    moved = [
+        replace(step, losses=tuple(tuple(one + 1e-9 for one in row) for row in step.losses))
+        for step in chained.path.chain.steps
+    ]
+    other = altered(chained, chain=replace(chained.path.chain, steps=tuple(moved)))
     assert set(verify(other, log).differences) <= {"position", "u"}
 
 
@@ -128,9 +135,10 @@ def test_a_fit_that_differs_in_its_last_digits_still_verifies(log, chained):
         ({"schema": 9}, "schema version 9"),
         ({"surprise": 1}, "unknown field 'surprise'"),
         ({"n": "many"}, "Expected `int`"),
-        ({"position": -1.0}, "position"),
+        ({"position": 0}, "position"),
+        ({"position": 99}, "position"),
         ({"u": None}, "u None contradicts"),
-        ({"u": 1.0}, "u 1.0 contradicts"),
+        ({"u": 1.5}, "u 1.5 contradicts"),
         ({"alpha": 1.0}, "alpha 1.0 contradicts"),
         ({"bound": 2.0}, "grades"),
         ({"n": 0}, "n 0 contradicts"),
@@ -147,17 +155,22 @@ def test_contradictory_certificates_are_refused(chained, changed, message):
         Certificate.from_dict(edited(chained.to_dict(), changed))
 
 
-@pytest.mark.parametrize("part", ["corners", "coefficients", "models", "falling", "start", "ragged", "tuning"])
+@pytest.mark.parametrize(
+    "part", ["models", "no steps", "other steps", "no loss", "a price less", "a column less", "a number", "tuning"]
+)
 def test_a_chain_that_cannot_be_is_refused(chained, part):
     document = chained.to_dict()
     chain = document["rule"]["chain"]
+    first, second, *others = chain["steps"]
+    short = {"ahead": [rows[:-1] for rows in first["ahead"]]}
     changed = {
-        "corners": {"corners": ()},
-        "coefficients": {"coefficients": chain["coefficients"][:1]},
         "models": {"models": ("small", "small")},
-        "falling": {"corners": (*chain["corners"], (0.1, 0.1))},
-        "start": {"corners": chain["corners"][1:]},
-        "ragged": {"corners": (*chain["corners"], (1.0,))},
+        "no steps": {"steps": []},
+        "other steps": {"steps": [first, second | {"asked": [1]}, *others]},
+        "no loss": {"steps": [first, second | {"losses": []}, *others]},
+        "a price less": {"steps": [first | short, second, *others]},
+        "a column less": {"steps": [first, second | {"losses": [row[:-1] for row in second["losses"]]}, *others]},
+        "a number": {"steps": [first, second | {"losses": [[1e999] * len(row) for row in second["losses"]]}, *others]},
         "tuning": {},
     }[part]
     document["rule"]["chain"] = chain | changed
@@ -165,17 +178,13 @@ def test_a_chain_that_cannot_be_is_refused(chained, part):
         document["rule"]["tuning"] |= {"rows": 0}
     with pytest.raises(CertificateError, match=r"chain|tuning"):
         Certificate.from_dict(document)
-    wrong = [(1.0,) * len(one) for one in chain["coefficients"]]
-    document["rule"]["chain"] = chain | {"coefficients": (*wrong[:1], wrong[1][:2])}
-    with pytest.raises(CertificateError, match="chain"):
-        Certificate.from_dict(document)
 
 
 def test_a_certificate_of_a_cascade_is_not_taken_for_one_of_two_models(chained):
     with pytest.raises(CertificateError, match="is the certificate of a cascade, which verify"):
         chained.decide([0.1, 0.9])
     with pytest.raises(CertificateError, match="of a pair, not of a cascade"):
-        calibrate(ScoreLog.from_arrays([[0.7, 0.3]] * 20, [[1.0, 0.0]] * 20), 0.1).stops([0.5], ["a"], id="q")
+        calibrate(ScoreLog.from_arrays([[0.7, 0.3]] * 20, [[1.0, 0.0]] * 20), 0.1).next_model([0.5], ["a"], id="q")
 
 
 def test_a_file_that_is_no_certificate_is_refused(tmp_path):
@@ -200,7 +209,7 @@ def test_signatures_and_keys_are_checked(chained, tmp_path):
     keyless = Certificate.load(tmp_path / "c.json")
     assert keyless.with_key_of(other).key is None
     with pytest.raises(CertificateError, match="needs the key behind the draws"):
-        keyless.stops([0.5], ["a"], id="q")
+        keyless.next_model([0.5], ["a"], id="q")
     with pytest.raises(CertificateError, match="not the one this certificate was made with"):
         Certificate.load(tmp_path / "c.json", key=b"another")
     assert Certificate.load(tmp_path / "c.json", key=SECRET.boundary_key).with_key_of(other).key is not None
@@ -210,7 +219,7 @@ def test_too_few_rows_ask_the_guardian_always_and_say_so(log):
     few = calibrate_cascade(log.select(np.arange(60)), "0.02", key=KEY)
     assert (few.status, few.path.position, few.path.stop) == ("always_defer", None, None)
     assert few.path.guardian_share == 1
-    assert not few.stops([1.0], ["yes"], id="q1")
+    assert few.next_model([], [], id="q1") == ([], "guardian"), "no other model is asked"
     assert "every query is answered by the Guardian" in few.guarantee
     assert few.summary.startswith("Every query goes to guardian")
     assert "stop" not in dict(few.facts())
@@ -225,7 +234,8 @@ def test_without_losses_the_whole_path_is_taken():
         id=range(200), models={"m": sure}, guardian_grade=np.ones(200), guardian_cost=np.full(200, 9.0)
     )
     certificate = calibrate_cascade(log, "0.1", key=KEY)
-    assert certificate.path.position == certificate.path.chain.end
+    assert certificate.path.position == len(PRICES)
+    assert certificate.path.u == 1
     assert certificate.path.guardian_share == 0
     assert Certificate.from_dict(certificate.to_dict()).path.position == certificate.path.position
     assert certificate.path.tuning.advice is None
@@ -258,7 +268,8 @@ def test_a_model_that_failed_is_passed_over(log):
     certificate = calibrate_cascade(failing, "0.1", key=KEY, chain=("small", "middle"))
     assert (apply_cascade(certificate, failing).answered_by[:300] == GUARDIAN).all()
     assert (apply_cascade(certificate, failing).answered_by[300:] >= 0).any()
-    assert not certificate.stops([None], [None], id="q1")
+    asked, following = certificate.next_model([None], [None], id="q1")
+    assert following not in asked
 
 
 def test_graded_losses_are_rounded_by_a_draw_and_the_certificate_says_so():
@@ -324,25 +335,42 @@ def test_identities_of_the_chain_and_the_guardian_are_bound_and_others_left_out(
     assert without.identities == "unbound"
 
 
-def test_a_pair_uses_its_confidence_alone():
-    pair = ModelChain(models=("m",))
-    assert pair.entry([0.75], ["x"]) == 0.25
-    assert pair.entry([None], [None]) == float("inf")
+def test_replies_of_another_chain_go_to_the_guardian(chained):
+    assert chained.next_model([0.5] * 3, ["a"] * 3, id="q1")[1] == "guardian"
+
+
+def test_an_answer_of_its_own_features_counts_and_a_rare_one_does_not(log):
+    chain = fit_chain(log, ("small",), "guardian_regret", None)
+    assert set(chain.answers) == {"yes", "no", "maybe"}
+    policies = np.full((1, 3), 30)
+    chosen, asked = chain.follow(
+        np.full((3, 1), 0.6), answer_numbers(["Yes ", "no", "nay"], chain.answers)[:, None], policies
+    )
+    assert asked.all()
+    assert chosen[0, :2].tolist() == [0, GUARDIAN], "yes is always right in this world, no never"
+    few = fit_chain(log.select(np.arange(20)), ("small",), "guardian_regret", None)
+    assert "maybe" not in few.answers
+
+
+def test_a_model_that_does_not_pay_is_left_out(log):
+    dear = replace(log, cost=log.cost + np.array([0.0, 0.0, 0.5]))
+    certificate = calibrate_cascade(dear, "0.1", key=KEY)
+    assert certificate.path.chain.models == ("small", "middle", "large")
+    decisions = apply_cascade(certificate, dear)
+    assert (decisions.answered_by == 2).mean() < 0.02
 
 
 def test_on_a_real_log_the_choice_is_within_the_targets_and_everything_is_rebuilt(shared):
-    log = nine_models(shared, "medmcqa", "llama3.1-405b")
+    log = nine_models(shared, "medmcqa", "llama3.1-405b", ("llama3.1-8b", "gpt-4o-mini", "llama3.1-70b"))
     certificate = calibrate_cascade(log, "0.05", key=KEY)
-    assert certificate.path.chain.models == ("gpt-4o-mini",)
-    assert certificate.path.tuning.advice.startswith("the right pair matters more than a longer chain")
     assert certificate.path.cost / certificate.path.guardian_cost <= 0.44
     assert verify(certificate, log)
-    fitted = fit_chain(log, ("gpt-4o-mini", "llama3.1-70b"), "net", None)
-    places = log.columns_of(fitted.models)
-    together = fitted.entries(log.confidence[:, places], log.answer[:, places])
+    offline = apply_cascade(certificate, log).answered_by
     for row in range(0, len(log), 13):
-        alone = [
-            fitted.entry(log.confidence[row, places[: j + 1]].tolist(), log.texts[row, places[: j + 1]].tolist())
-            for j in range(2)
-        ]
-        assert alone == together[row].tolist()
+        known, (asked, following) = [], certificate.next_model([], [], id=str(log.id[row]))
+        while following in log.models and following not in asked:
+            known.append(log.models.index(following))
+            asked, following = certificate.next_model(
+                log.confidence[row, known].tolist(), log.texts[row, known].tolist(), id=str(log.id[row])
+            )
+        assert [*certificate.path.chain.models, log.guardian][offline[row]] == following

@@ -61,9 +61,8 @@ def test_what_is_collected_and_calibrated_is_what_is_decided_live(run, form, mon
         place = int(offline.answered_by[row])
         assert decision.no_guarantee is None
         assert decision.decided_by == ("guardian" if place < 0 else "primary")
-        assert [leg.role for leg in decision.legs] == ["primary"] * (2 if place < 0 else place + 1) + ["guardian"] * (
-            place < 0
-        )
+        roles = ["primary"] * int(offline.asked[row].sum()) + ["guardian"] * (place < 0)
+        assert [leg.role for leg in decision.legs] == roles
         name = [*log.models, "large"][place]
         answer = decision.answer if form == "menu" else decision.answer["content"]
         assert answer == facts(name, f"q{row}")[0]
@@ -158,7 +157,7 @@ def test_a_model_that_fails_is_passed_over_and_a_guardian_that_fails_is_an_error
 def test_a_guardian_streams_after_the_chain(run):
     with serving(reply) as upstream:
         write_cascade_config(Path(), upstream.url)
-        rule = altered(calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",)), position=0.0, u=0.0)
+        rule = calibrate_cascade(collected(run, "text"), "0.2", key=KEY, chain=("small",))
 
         async def stream():
             async with Models(read_config("arbitrage.toml")) as models:

@@ -24,13 +24,16 @@ from conformal_arbitrage.calibration.secret import draw, project_key
 from conformal_arbitrage.calibration.tuning import (
     LossName,
     asked_costs,
+    chain_rows,
+    chosen_losses,
     estimate_chains,
     fit_chain,
     stop_losses,
+    stop_on,
     tuning_rows,
 )
-from conformal_arbitrage.core.chains import GUARDIAN, calibrate_path, path_choice, rounded_losses
-from conformal_arbitrage.core.exact import Floats, Indices
+from conformal_arbitrage.core.chains import GUARDIAN, policies_of, rounded_losses
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
 from conformal_arbitrage.core.risk import Number, check_alpha
 from conformal_arbitrage.errors import OptionError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
@@ -45,11 +48,13 @@ class CascadeDecisions:
 
     Attributes:
         answered_by: the place of the model in the chain; -1 is the Guardian.
+        asked: rows x models of the chain.
         cost: dollars per row, of every model asked.
         loss: per row; NaN where it is unknown.
     """
 
-    answered_by: Indices
+    answered_by: Integers
+    asked: Bools
     cost: Floats
     loss: Floats
 
@@ -142,10 +147,14 @@ def tune_chain(log: CascadeLog, alpha: Fraction, options: CascadeOptions) -> Tun
     if not models or len(set(models)) < len(models):
         raise OptionError(f"a chain names at least one model, each once; got {', '.join(models) or 'none'}")
     stop_losses(log, log.columns_of(models), loss, missing)  # so that an error names the row of the whole log
-    if options.chain is None:
-        estimates = estimate_chains(part, alpha=alpha, loss=loss, missing=missing, n=len(rest), seed=options.seed)
-        models = estimates[0].models
-    chain = fit_chain(part, models, loss, missing)
+    gains = False
+    if options.chain is None or loss == "net":
+        only = options.chain
+        estimates = estimate_chains(
+            part, alpha=alpha, loss=loss, missing=missing, n=len(rest), seed=options.seed, models=only
+        )
+        models, gains = estimates[0].models, estimates[0].gains
+    chain = fit_chain(part, models, loss, missing, gains=gains)
     return TunedChain(chain=chain, estimates=estimates, tuning=tuning, rest=rest)
 
 
@@ -158,11 +167,10 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
     places = rows.columns_of(chain.models)
     losses = stop_losses(rows, places, options.loss_name, options.missing_guardian)
     u, v = _draws(options.key, rows), _draws(hmac.digest(options.key, b"rounding v1", "sha256"), rows)
-    entries = chain.entries(rows.confidence[:, places], rows.answer[:, places])
-    stop = calibrate_path(entries, rounded_losses(losses, v), u, alpha=budget)
-    chosen = path_choice(entries, u, stop)
-    row_losses = np.column_stack([losses, np.zeros(n)])[np.arange(n), chosen]
-    cost = asked_costs(rows, places)[np.arange(n), chosen]
+    said = chain_rows(rows, chain.models, chain.answers)
+    stop = stop_on(chain, *said, rounded_losses(losses, v), u, alpha=budget)
+    chosen, asked = (part[0] for part in chain.follow(*said, policies_of(stop, u)[None]))
+    row_losses, cost = chosen_losses(losses, chosen[None])[0], asked_costs(rows, chain.models, chosen, asked)
     spread, risk = float(np.sqrt((row_losses**2).sum()) / n), float(row_losses.mean())
     regret = float(np.maximum(row_losses, 0.0).mean())
     missing = options.missing_guardian
@@ -170,7 +178,7 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
         chain=chain,
         models=log.models,
         guardian=log.guardian,
-        position=None if stop is None else min(stop.position, chain.end),
+        position=None if stop is None else stop.position,
         u=None if stop is None else stop.u,
         rounded=bool((losses != np.rint(losses)).any()),
         tuning=ChainTuning(
@@ -183,7 +191,7 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
         ),
         cost=float(cost.mean()),
         guardian_cost=float(rows.guardian_cost.mean()),
-        guardian_share=float((chosen < 0).mean()),
+        guardian_share=float((chosen == GUARDIAN).mean()),
     )
     net = options.loss == "net"
     return issue(
@@ -207,12 +215,16 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
 def apply_cascade(certificate: Certificate, log: CascadeLog) -> CascadeDecisions:
     """Decide every row of a log, which needs the columns of the chain's models."""
     rule = certificate.path
-    places, rows = log.columns_of(rule.chain.models), np.arange(len(log))
-    entries = rule.chain.entries(log.confidence[:, places], log.answer[:, places])
-    chosen = path_choice(entries, _draws(certificate.secret(), log), rule.stop)
+    chain, policies = rule.chain, policies_of(rule.stop, _draws(certificate.secret(), log))
+    chosen, asked = (part[0] for part in chain.follow(*chain_rows(log, chain.models, chain.answers), policies[None]))
     name: LossName = "net" if isinstance(certificate.loss, Net) else "guardian_regret"
-    losses = np.column_stack([stop_losses(log, places, name, "worst_case"), np.zeros(len(log))])
-    return CascadeDecisions(answered_by=chosen, cost=asked_costs(log, places)[rows, chosen], loss=losses[rows, chosen])
+    losses = stop_losses(log, log.columns_of(chain.models), name, "worst_case")
+    return CascadeDecisions(
+        answered_by=chosen,
+        asked=asked,
+        cost=asked_costs(log, chain.models, chosen, asked),
+        loss=chosen_losses(losses, chosen[None])[0],
+    )
 
 
 def _draws(key: bytes, log: CascadeLog) -> Floats:

@@ -76,6 +76,7 @@ from conformal_arbitrage.calibration.words import (
     wrong_allowed,
 )
 from conformal_arbitrage.core.bounds import Interval, hypergeometric_limit, next_range
+from conformal_arbitrage.core.chains import PRICES, policies_of
 from conformal_arbitrage.core.exact import (
     SINGLE_DIGITS,
     Bools,
@@ -546,9 +547,10 @@ def _wrong_path(certificate: "Certificate", rule: promises.Path, deferring: bool
         "models": (rule.models, not set(chain.models) <= set(rule.models)),
         "position": (
             rule.position,
-            (rule.position is None) != deferring or not 0 <= (rule.position or 0.0) <= chain.end,
+            (rule.position is None) != deferring
+            or not 0 < (1 if rule.position is None else rule.position) <= len(PRICES),
         ),
-        "u": (rule.u, not _is_draw(rule.u, drawn=not deferring)),
+        "u": (rule.u, (rule.u is None) != deferring or not 0 <= (rule.u or 0.0) <= 1),
         "tuning": (rule.tuning, rule.tuning.rows < 1),
         "grades": (certificate.loss, certificate.loss.bound != 1),
         "loss": (certificate.loss, isinstance(certificate.loss, Own)),
@@ -825,7 +827,7 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
         ),
     ]
     if rule.position is not None and rule.u is not None:
-        facts.append(("stop", f"position {rule.position:.9g} of the path, there draws below {rule.u:.6f}"))
+        facts.append(("stop", f"policy {rule.position} of the path for draws below {rule.u:.6f}, else the one before"))
         gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
         facts.append(("on these rows", f"loss {evidence.empirical_risk:.4f}{gross}"))
     relative = rule.cost / rule.guardian_cost if rule.guardian_cost else 1.0
@@ -1352,15 +1354,22 @@ class Certificate:
             signature=None,
         ).worded()
 
-    def stops(self, confidences: Sequence[float | None], answers: Sequence[str | None], *, id: str) -> bool:
-        """Tell whether a cascade gives the answer of the model that was asked last.
+    def next_model(
+        self, confidences: Sequence[float | None], answers: Sequence[str | None], *, id: str
+    ) -> tuple[list[str], str]:
+        """Return whom a cascade has asked so far about a query, and whom next.
+
+        The last of them once more means that its answer is given; the Guardian is named like any other.
 
         Args:
-            confidences: of the models asked so far, in the chain's order; None where one failed.
+            confidences: of the models asked so far, in this order; None where one failed.
             answers: their answers as text.
             id: the query's id, fixed before any answer.
         """
-        return self.path.stops(confidences, answers, draw(self.secret(), id))
+        chain = self.path.chain
+        (policy,) = policies_of(self.path.stop, np.array([draw(self.secret(), id)])).tolist()
+        asked, following = chain.after(confidences, answers, policy)
+        return [chain.models[j] for j in asked], [*chain.models, self.path.guardian][following]
 
     def refuse_cascade(self, *, source: str = "certificate") -> None:
         """Refuse the certificate of a cascade, or of a batch, where that of a pair is needed.

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -10,68 +12,140 @@ from msgspec import Struct
 from conformal_arbitrage.calibration.learned import LearnedTerms
 from conformal_arbitrage.calibration.options import NET, REGRET, DialStop, GroupThreshold, SmallGroups
 from conformal_arbitrage.core.chains import (
+    GUARDIAN,
     NO_ANSWER,
+    PRICES,
     PathStop,
-    normal_answer,
-    path_choice,
-    path_entries,
-    predicted_losses,
+    answer_numbers,
+    feature_count,
+    linear,
+    next_actions,
+    probability,
     stage_features,
 )
-from conformal_arbitrage.core.exact import Floats, Integers
+from conformal_arbitrage.core.exact import Bools, Floats, Integers
 from conformal_arbitrage.core.risk import GuardianSees
 from conformal_arbitrage.types import Boundary, MissingGuardian
 
+MOST_MODELS = 3
+"""Before the Guardian of a cascade."""
 Status = Literal["ok", "always_defer", "by_group", "learned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChainStep:
+    """What is expected once some models of a chain have answered.
+
+    Attributes:
+        asked: their places in the chain, in the order of being asked.
+        losses: coefficients for the loss of giving the last answer: of what the Guardian does better and, if gains were
+            predicted, of what it does worse; empty before any answer.
+        ahead: for each later model, a row of coefficients per price: what asking it and going on from there comes to, in
+            Guardian calls.
+    """
+
+    asked: tuple[int, ...]
+    losses: tuple[tuple[float, ...], ...]
+    ahead: tuple[tuple[tuple[float, ...], ...], ...]
+
+    @property
+    def rows(self) -> list[tuple[float, ...]]:
+        """All rows of coefficients."""
+        return [*self.losses, *(row for rows in self.ahead for row in rows)]
+
+    def actions(self, features: Floats, unable: Bools, policy: Integers) -> Integers:
+        """Return GUARDIAN, a later model's place to ask it, or again the last one's to give its answer.
+
+        Args:
+            features: rows x columns.
+            unable: rows on which the last model has given no answer.
+            policy: places on the path from 1, as an array that broadcasts with the rows.
+        """
+        loss = np.full(len(features), np.inf)
+        if self.losses:
+            predicted = [probability(features, np.array(coefficients)) for coefficients in self.losses]
+            loss = np.where(unable, np.inf, predicted[0] - sum(predicted[1:]))
+        ahead = [linear(features, np.array(rows)[policy - 1]) for rows in self.ahead]
+        last = self.asked[-1] if self.asked else GUARDIAN
+        actions = np.array([GUARDIAN, last, *range(last + 1, last + 1 + len(ahead))])
+        return actions[next_actions(loss / np.array(PRICES)[policy - 1], ahead)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChain:
-    """Models that are asked in order, and where an answer of each enters the path.
+    """Models, and the path: a policy for each price, from "always the Guardian" to ever cheaper ones.
+
+    A policy asks models in order and may leave out any: after each answer, that and its confidence decide whether it is
+    given, or which later model is asked, or the Guardian.
 
     Attributes:
         models: the names, in the order in which they are asked.
-        coefficients: of each stage, for the predicted loss of stopping there; empty with one model, whose path is its
-            confidence alone.
-        corners: the path, one threshold per stage at each corner; empty with one model.
+        answers: those that have features of their own.
+        steps: one for each set of models that may have answered, smaller ones first.
     """
 
     models: tuple[str, ...]
-    coefficients: tuple[tuple[float, ...], ...] = ()
-    corners: tuple[tuple[float, ...], ...] = ()
+    answers: tuple[str, ...]
+    steps: tuple[ChainStep, ...]
 
-    @property
-    def end(self) -> float:
-        """A position beyond every entry."""
-        return float(len(self.corners) or 2)
-
-    def entries(self, confidence: Floats, answers: Integers) -> Floats:
-        """Return where on the path each row may stop at each model; inf if nowhere.
+    def follow(self, confidence: Floats, answers: Integers, policy: Integers) -> tuple[Integers, Bools]:
+        """Return who answers, a place in the chain or GUARDIAN, and who is asked: policies x rows, the latter x models.
 
         Args:
             confidence: rows x models of the chain; NaN where a model gave none.
-            answers: rows x models; equal numbers are equal answers.
+            answers: rows x models, numbered with the chain's `answers` first.
+            policy: places on the path, as an array that broadcasts with the rows; 0 is "always the Guardian".
         """
-        stages = range(len(self.models))
-        return np.column_stack([self.stage_entries(stage, confidence, answers) for stage in stages])
+        shape = np.broadcast_shapes(policy.shape, (1, len(confidence)))
+        chosen, asked = np.full(shape, GUARDIAN), np.zeros((*shape, len(self.models)), dtype=np.bool_)
+        reached: dict[tuple[int, ...], Bools] = {(): np.broadcast_to(policy > 0, shape)}
+        for step in self.steps:
+            here = reached[step.asked]
+            if not here.any():
+                reached |= {(*step.asked, j): here for j in self.later(step.asked)}
+                continue
+            actions = self.step_actions(step, confidence, answers, policy)
+            if step.asked:
+                asked[here, step.asked[-1]] = True
+                chosen[here & (actions == step.asked[-1])] = step.asked[-1]
+            reached |= {(*step.asked, j): here & (actions == j) for j in self.later(step.asked)}
+        return chosen, asked
 
-    def stage_entries(self, stage: int, confidence: Floats, answers: Integers) -> Floats:
-        """Return the column of `entries` for one stage; later models are not looked at."""
-        unable = np.isnan(confidence[:, stage])
-        if not self.corners:
-            return np.where(unable, np.inf, np.round(1 - confidence[:, stage], 12))
-        features = stage_features(confidence, answers, stage)
-        risk = np.where(unable, np.nan, predicted_losses(features, np.array(self.coefficients[stage])))
-        return path_entries(risk[:, None], np.array(self.corners)[:, [stage]])[:, 0]
+    def step_actions(self, step: ChainStep, confidence: Floats, answers: Integers, policy: Integers) -> Integers:
+        """Return what a step does with each row; models that it does not know of are not looked at."""
+        features, _ = stage_features(confidence, answers, step.asked, len(self.answers))
+        unable = np.isnan(confidence[:, step.asked[-1]]) if step.asked else np.ones(len(confidence), dtype=np.bool_)
+        return step.actions(features, unable, policy)
 
-    def entry(self, confidences: Sequence[float | None], answers: Sequence[str | None]) -> float:
-        """Return where one query may stop at the last model that has answered, given what all so far have said."""
-        known = np.array(
-            [[np.nan if confidence is None else confidence for confidence in confidences]], dtype=np.float64
-        )
-        codes: dict[str, int] = {}
-        replies = [codes.setdefault(normal_answer(text), len(codes)) if text else NO_ANSWER for text in answers]
-        return float(self.stage_entries(len(confidences) - 1, known, np.array([replies], dtype=np.int64))[0])
+    def later(self, asked: Sequence[int]) -> range:
+        """Return the places of the models that may be asked next."""
+        return range(asked[-1] + 1 if asked else 0, len(self.models))
+
+    def after(
+        self, confidences: Sequence[float | None], answers: Sequence[str | None], policy: int
+    ) -> tuple[tuple[int, ...], int]:
+        """Return whom one query's replies so far came from, and what is next, as in `ChainStep.actions`.
+
+        Args:
+            confidences: of the models asked so far, in this order; None where one failed.
+            answers: of these models.
+            policy: the query's place on the path.
+        """
+        known, said = np.full((1, len(self.models)), np.nan), np.full((1, len(self.models)), NO_ANSWER)
+        steps = {step.asked: step for step in self.steps}
+        asked: tuple[int, ...] = ()
+
+        def following() -> int:
+            place = np.array([[policy]])
+            return int(self.step_actions(steps[asked], known, said, place)[0, 0]) if policy else GUARDIAN
+
+        for confidence, number in zip(confidences, answer_numbers(answers, self.answers).tolist(), strict=True):
+            model = following()
+            if model not in self.later(asked):  # these replies came from another chain
+                return asked, GUARDIAN
+            known[0, model], said[0, model] = np.nan if confidence is None else confidence, number
+            asked = (*asked, model)
+        return asked, following()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +154,8 @@ class ChainEstimate:
 
     models: tuple[str, ...]
     cost: float
+    gains: bool = False
+    """Whether its path counts what the Guardian is expected to do worse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +166,8 @@ class ChainTuning:
         share: of the log, as asked for.
         seed: of the hash that drew them.
         fixed: whether the chain was given, and only its path fitted.
-        estimates: what each chain that was considered would cost, cheapest first; empty if the chain was given.
+        estimates: what each chain that was considered would cost, the chosen one first; of a given one with the net loss
+            only.
     """
 
     rows: int
@@ -104,8 +181,8 @@ class ChainTuning:
     def advice(self) -> str | None:
         """What the estimates say about pairs and longer chains; None if there was nothing to choose."""
         pairs = [estimate for estimate in self.estimates if len(estimate.models) == 1]
-        chains = [estimate for estimate in self.estimates if len(estimate.models) > 1]
-        if len(pairs) < 2 or not chains:
+        chains = sorted(self.estimates[: len(self.estimates) - len(pairs)], key=lambda estimate: estimate.cost)
+        if self.fixed or len(pairs) < 2 or not chains:
             return None
         best, usual, chain = pairs[0], pairs[len(pairs) // 2], chains[0]
         expected = (
@@ -118,17 +195,28 @@ class ChainTuning:
         return f"a longer chain pays: {expected}"
 
 
+def chain_steps(models: int) -> list[tuple[int, ...]]:
+    """Return every set of models that may have answered, smaller ones first."""
+    return [asked for size in range(models + 1) for asked in combinations(range(models), size)]
+
+
 def is_chain(chain: ModelChain) -> bool:
-    """Tell whether a chain names models, each once, and has the numbers of a path for them if there are several."""
-    stages, learned = len(chain.models), bool(chain.corners)
-    if not stages or len(set(chain.models)) < stages or learned != (stages > 1):
+    """Tell whether a chain names models, each once, and has the numbers of all its steps."""
+    count = len(chain.models)
+    if not 1 <= count <= MOST_MODELS or len(set(chain.models)) < count:
         return False
-    if [len(numbers) for numbers in chain.coefficients] != [2 + 3 * stage for stage in range(stages if learned else 0)]:
+    if [step.asked for step in chain.steps] != chain_steps(count):
         return False
-    if any(len(corner) != stages for corner in chain.corners):
-        return False
-    corners = np.array(chain.corners, dtype=np.float64).reshape(-1, stages)
-    return not learned or bool((np.diff(corners, axis=0) >= 0).all() and (corners[0] == 0).all())
+    return all(_is_step(step, count, len(chain.answers)) for step in chain.steps)
+
+
+def _is_step(step: ChainStep, models: int, known: int) -> bool:
+    columns, last = feature_count(len(step.asked), known), step.asked[-1] if step.asked else -1
+    return (
+        len(step.losses) in ((1, 2) if step.asked else (0,))
+        and [len(rows) for rows in step.ahead] == [len(PRICES)] * (models - 1 - last)
+        and all(len(row) == columns and all(map(isfinite, row)) for row in step.rows)
+    )
 
 
 class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -220,8 +308,8 @@ class Path(_Drawn, tag="path", frozen=True, kw_only=True):
     Attributes:
         chain: the models in the order in which they are asked, with their path.
         models: the cheap models of the log that the chain was chosen among.
-        position, u: where to stop: an answer is given if its entry and its query's draw come before; None if the Guardian
-            answers everything.
+        position, u: where to stop: queries with draws below u are decided by the policy at this position of the path, from
+            1, others by the one before it; None if the Guardian answers everything.
         rounded: whether losses other than 0, 1 and -1 were rounded by a draw.
         tuning: the rows that the chain was chosen on.
         cost: mean dollars per query at the stop.
@@ -232,7 +320,7 @@ class Path(_Drawn, tag="path", frozen=True, kw_only=True):
     chain: ModelChain
     models: tuple[str, ...]
     guardian: str
-    position: float | None
+    position: int | None
     u: float | None
     rounded: bool
     tuning: ChainTuning
@@ -249,17 +337,6 @@ class Path(_Drawn, tag="path", frozen=True, kw_only=True):
     def stop(self) -> PathStop | None:
         """Where the path stops; None if the Guardian answers everything."""
         return None if self.position is None or self.u is None else PathStop(self.position, self.u)
-
-    def stops(self, confidences: Sequence[float | None], answers: Sequence[str | None], u: float) -> bool:
-        """Tell whether the answer of the model that was asked last is given.
-
-        Args:
-            confidences: of the models asked so far, in the chain's order; None where one failed.
-        """
-        stop = self.stop
-        if stop is None:
-            return False
-        return path_choice(np.array([[self.chain.entry(confidences, answers)]]), np.array([u]), stop).tolist() == [0]
 
 
 class Cutoff(_Drawn, tag="cutoff", frozen=True, kw_only=True):

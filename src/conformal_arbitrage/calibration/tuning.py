@@ -1,32 +1,42 @@
 """Tuning of cascades: choose a chain of models on one part of a log, and fit its path there."""
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from conformal_arbitrage.calibration.promises import ChainEstimate, ModelChain
+from conformal_arbitrage.calibration.promises import MOST_MODELS, ChainEstimate, ChainStep, ModelChain, chain_steps
 from conformal_arbitrage.core.chains import (
-    LEVELS,
+    GUARDIAN,
+    NO_ANSWER,
+    PRICES,
+    PathStop,
+    answer_numbers,
     calibrate_path,
+    fit_ridge,
     fit_ridge_logistic,
-    path_choice,
-    path_corners,
-    predicted_losses,
+    linear,
+    normal_answer,
+    policies_of,
+    probability,
     rounded_losses,
     stage_features,
 )
-from conformal_arbitrage.core.exact import Floats, Indices, n_rows
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.types import MissingGuardian
 
+_Number = TypeVar("_Number", np.int64, np.float64)
 LossName = Literal["guardian_regret", "net"]
 FEWEST_TUNING_ROWS: Final = 20
 _REPEATS: Final = 3
-_BEST_PAIRS: Final = 3
+_FEWEST_OF_AN_ANSWER: Final = 10
+_MOST_ANSWERS: Final = 32
 
 
 def tuning_rows(log: CascadeLog, *, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -68,36 +78,97 @@ def stop_losses(log: CascadeLog, places: Sequence[int], loss: LossName, missing:
     return np.maximum(losses, 0.0) if loss == "guardian_regret" else losses
 
 
-def asked_costs(log: CascadeLog, places: Sequence[int]) -> Floats:
-    """Return rows x (models + 1): dollars of all models asked until one answers; the last column is the Guardian's."""
-    return np.cumsum(np.column_stack([log.cost[:, places], log.guardian_cost]), axis=1)
-
-
-def fit_chain(log: CascadeLog, models: Sequence[str], loss: LossName, missing: MissingGuardian | None) -> ModelChain:
-    """Fit predicted losses and a path to the rows of a tuning part.
-
-    What is predicted is the regret, for the net loss too: where the Guardian would have done better. Predicting the net
-    loss itself costs more on every log that was tried.
-    """
-    if len(models) == 1:
-        return ModelChain(models=tuple(models))
-    if len(models) not in LEVELS:
-        raise OptionError(f"a chain has at most {max(LEVELS)} models before the Guardian; got {', '.join(models)}")
+def chain_rows(log: CascadeLog, models: Sequence[str], known: Sequence[str]) -> tuple[Floats, Integers]:
+    """Return rows x models of a chain: the confidences, and the answers, numbered with the known ones first."""
     places = log.columns_of(models)
-    confidence, answers = log.confidence[:, places], log.answer[:, places]
-    losses = stop_losses(log, places, loss, missing)
-    coefficients: list[Floats] = []
-    risks = np.full(confidence.shape, np.nan)
-    for stage in range(len(models)):
-        features, able = stage_features(confidence, answers, stage), ~np.isnan(confidence[:, stage])
-        coefficients.append(fit_ridge_logistic(features[able], np.maximum(losses[able, stage], 0.0)))
-        risks[able, stage] = predicted_losses(features[able], coefficients[-1])
-    corners = path_corners(risks, losses, asked_costs(log, places), LEVELS[len(models)])
-    return ModelChain(
-        models=tuple(models),
-        coefficients=tuple(tuple(column.tolist()) for column in coefficients),
-        corners=tuple(tuple(corner.tolist()) for corner in corners),
-    )
+    confidence = log.confidence[:, places]
+    numbers = answer_numbers(log.texts[:, places].ravel().tolist(), known).reshape(confidence.shape)
+    return confidence, np.where(np.isnan(confidence), NO_ANSWER, numbers)
+
+
+def stop_on(
+    chain: ModelChain, confidence: Floats, answers: Integers, losses: Integers, u: Floats, *, alpha: Fraction
+) -> PathStop | None:
+    """Return where rows stop on the path of a chain that was fitted on other rows; see `calibrate_path`.
+
+    Args:
+        losses: rows x models, rounded.
+    """
+    chosen, _ = chain.follow(confidence, answers, np.arange(1, len(PRICES) + 1)[:, None])
+    return calibrate_path(chosen_losses(losses, chosen), u, alpha=alpha)
+
+
+def chosen_losses(losses: NDArray[_Number], chosen: Integers) -> NDArray[_Number]:
+    """Return the loss of each row under the model that answers it: policies x rows, 0 with the Guardian.
+
+    Args:
+        losses: rows x models.
+        chosen: policies x rows, places of models or GUARDIAN.
+    """
+    rows = np.arange(len(losses))
+    return np.where(chosen == GUARDIAN, losses.dtype.type(0), losses[rows, chosen])
+
+
+def asked_costs(log: CascadeLog, models: Sequence[str], chosen: Integers, asked: Bools) -> Floats:
+    """Return dollars per row of all models asked, with the Guardian where it answers.
+
+    Args:
+        chosen: per row, as for `chosen_losses`.
+        asked: rows x models.
+    """
+    dollars = np.where(asked, log.cost[:, log.columns_of(models)], 0.0).sum(axis=1)
+    return dollars + np.where(chosen == GUARDIAN, log.guardian_cost, 0.0)
+
+
+def fit_chain(
+    log: CascadeLog, models: Sequence[str], loss: LossName, missing: MissingGuardian | None, *, gains: bool = False
+) -> ModelChain:
+    """Fit predicted losses, and from the last answer back what each earlier step may expect, to the rows of a tuning part.
+
+    Args:
+        gains: whether to count what the Guardian is expected to do worse. That takes more rows to predict than the regret.
+    """
+    if not 1 <= len(models) <= MOST_MODELS:
+        raise OptionError(f"a chain has at most {MOST_MODELS} models before the Guardian; got {', '.join(models)}")
+    known = _usual_answers(log, models)
+    confidence, answers = chain_rows(log, models, known)
+    losses = stop_losses(log, log.columns_of(models), loss, missing)
+    guardian = float(log.guardian_cost.mean()) or 1.0
+    costs = log.cost[:, log.columns_of(models)].mean(axis=0) / guardian
+    prices = np.array(PRICES)
+    steps: list[ChainStep] = []
+    least: dict[tuple[int, ...], Floats] = {}
+    for asked in reversed(chain_steps(len(models))):
+        features, penalties = stage_features(confidence, answers, asked, len(known))
+        expected, fits = np.full(len(log), np.inf), list[Floats]()
+        if asked:
+            able = ~np.isnan(confidence[:, asked[-1]])
+            taken = losses[able, asked[-1]]
+            signs = (1, -1) if gains else (1,)
+            fits = [fit_ridge_logistic(features[able], np.maximum(sign * taken, 0.0), penalties) for sign in signs]
+            predicted = [probability(features[able], fit) for fit in fits]
+            expected[able] = predicted[0] - sum(predicted[1:])
+        later = range(asked[-1] + 1 if asked else 0, len(models))
+        ahead = [fit_ridge(features, costs[j] + least[*asked, j], penalties).T for j in later]
+        least[asked] = np.minimum.reduce(
+            [np.minimum(expected[:, None] / prices, 1.0), *(linear(features, fit[:, None]).T for fit in ahead)]
+        )
+        steps.append(ChainStep(asked=asked, losses=_rows(fits), ahead=tuple(_rows(fit) for fit in ahead)))
+    return ModelChain(models=tuple(models), answers=known, steps=tuple(reversed(steps)))
+
+
+def _rows(fits: Iterable[Floats]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(fit.tolist()) for fit in fits)
+
+
+def _usual_answers(log: CascadeLog, models: Sequence[str]) -> tuple[str, ...]:
+    """Return the answers that some model has given often, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for place in log.columns_of(models):
+        given = log.texts[~np.isnan(log.confidence[:, place]), place].tolist()
+        counts |= Counter(normal_answer(text) for text in given if text)
+    usual = sorted((-count, text) for text, count in counts.items() if count >= _FEWEST_OF_AN_ANSWER)
+    return tuple(text for _, text in usual[:_MOST_ANSWERS])
 
 
 def estimate_chains(
@@ -108,12 +179,14 @@ def estimate_chains(
     missing: MissingGuardian | None,
     n: int,
     seed: int,
+    models: Sequence[str] | None = None,
 ) -> tuple[ChainEstimate, ...]:
-    """Estimate what pairs and longer chains cost at a budget, by cross-fitting on a tuning part; the cheapest first.
+    """Estimate what chains cost at a budget, by cross-fitting on a tuning part; the one to take first.
 
-    Candidates are every model that is cheaper than the Guardian, and chains of two that end with one of the best of
-    these. Each is fitted on one half and calibrated on the other, with the room for the next query's loss scaled to the
-    rows that the certificate will have.
+    Candidates are every model that is cheaper than the Guardian, then the best of these with every other one, and so on:
+    policies leave out what does not pay, so more models cost little. For the net loss the last is also tried with
+    predicted gains counted. Each is fitted on one half and calibrated on the other, with the room for the next query's loss
+    scaled to the rows that the certificate will have.
 
     Args:
         log: the tuning part.
@@ -122,23 +195,36 @@ def estimate_chains(
         missing: how unknown losses count.
         n: the rows that the certificate will be calibrated on.
         seed: of the halves and of the draws.
+        models: the only chain to consider; by default all.
     """
-    means = dict(zip(log.models, log.cost.mean(axis=0).tolist(), strict=True))
-    cheaper = [name for name in log.models if means[name] < log.guardian_cost.mean()]
-    if not cheaper:
-        raise ScoreLogError(
-            f"{log.source}: no model is cheaper than the Guardian {log.guardian}; check the cost columns, or name another "
-            "Guardian"
-        )
 
-    def estimated(models: tuple[str, ...]) -> ChainEstimate:
-        cost = _estimated_cost(log, models, alpha, loss, missing, n=n, seed=seed)
-        return ChainEstimate(models=models, cost=cost)
+    def estimated(models: tuple[str, ...], *, gains: bool = False) -> ChainEstimate:
+        cost = _estimated_cost(log, models, alpha, loss, missing, gains=gains, n=n, seed=seed)
+        return ChainEstimate(models=models, cost=cost, gains=gains)
 
-    pairs = sorted((estimated((name,)) for name in cheaper), key=lambda estimate: estimate.cost)
-    best = {pair.models[0] for pair in pairs[:_BEST_PAIRS]}
-    chains = [estimated((a, b)) for b in cheaper if b in best for a in cheaper if means[a] < means[b]]
-    return tuple(sorted((*pairs, *chains), key=lambda estimate: estimate.cost))
+    estimates: list[ChainEstimate] = []
+    if models is not None:
+        estimates.append(estimated(tuple(models)))
+    else:
+        means = dict(zip(log.models, log.cost.mean(axis=0).tolist(), strict=True))
+        cheaper = [name for name in log.models if means[name] < log.guardian_cost.mean()]
+        if not cheaper:
+            raise ScoreLogError(
+                f"{log.source}: no model is cheaper than the Guardian {log.guardian}; check the cost columns, or name "
+                "another Guardian"
+            )
+        chain: tuple[str, ...] = ()
+        for _ in range(min(len(cheaper), MOST_MODELS)):
+            sets = [{*chain, name} for name in cheaper if name not in chain]
+            more = [estimated(tuple(name for name in cheaper if name in one)) for one in sets]
+            estimates += more
+            chain = min(more, key=lambda estimate: estimate.cost).models
+        estimates.sort(key=lambda estimate: (-len(estimate.models), estimate.cost))
+    if loss == "net":
+        counted = estimated(estimates[0].models, gains=True)
+        if counted.cost < estimates[0].cost:
+            estimates[0] = counted
+    return tuple(estimates)
 
 
 def _estimated_cost(
@@ -148,6 +234,7 @@ def _estimated_cost(
     loss: LossName,
     missing: MissingGuardian | None,
     *,
+    gains: bool,
     n: int,
     seed: int,
 ) -> float:
@@ -157,8 +244,8 @@ def _estimated_cost(
         order = rng.permutation(len(log))
         halves = order[: len(log) // 2], order[len(log) // 2 :]
         for fitted_on, rest in (halves, halves[::-1]):
-            chain, held_out = fit_chain(log.select(fitted_on), models, loss, missing), log.select(rest)
-            total += _cost_on(held_out, chain, alpha, loss, missing, n=n, rng=rng)
+            chain = fit_chain(log.select(fitted_on), models, loss, missing, gains=gains)
+            total += _cost_on(log.select(rest), chain, alpha, loss, missing, n=n, rng=rng)
             rows += len(rest)
     return total / rows / float(log.guardian_cost.mean())
 
@@ -174,10 +261,10 @@ def _cost_on(
     rng: np.random.Generator,
 ) -> float:
     """Return the total cost of a chain on rows that it was not fitted on, calibrated on these."""
-    places, size = log.columns_of(chain.models), len(log)
+    size, said = len(log), chain_rows(log, chain.models, chain.answers)
     u, v = rng.random(size), rng.random(size)
-    entries = chain.entries(log.confidence[:, places], log.answer[:, places])
+    losses = rounded_losses(stop_losses(log, log.columns_of(chain.models), loss, missing), v)
     room = Fraction(size, n)
-    losses = rounded_losses(stop_losses(log, places, loss, missing), v)
-    stop = calibrate_path(entries, losses, u, alpha=alpha + (1 - room) / (size + 1))
-    return float(asked_costs(log, places)[np.arange(size), path_choice(entries, u, stop)].sum())
+    stop = stop_on(chain, *said, losses, u, alpha=alpha + (1 - room) / (size + 1))
+    chosen, asked = chain.follow(*said, policies_of(stop, u)[None])
+    return float(asked_costs(log, chain.models, chosen[0], asked[0]).sum())

@@ -259,17 +259,17 @@ def _recomputed_cascade(certificate: Certificate, log: CascadeLog) -> Certificat
     Fitted numbers may differ in their last digits from one machine to another; the stop, and all that follows from it, is
     recomputed to the bit with those of the certificate.
     """
-    tuning, chain = certificate.path.tuning, certificate.path.chain
+    tuning, fitted = certificate.path.tuning, certificate.path.chain
     options = CascadeOptions(
         key=certificate.secret(),
         loss="net" if isinstance(certificate.loss, Net) else None,
-        chain=chain.models if tuning.fixed else None,
+        chain=fitted.models if tuning.fixed else None,
         tuning_share=tuning.share,
         seed=tuning.seed,
         missing_guardian=certificate.loss.missing_guardian,
     )
     tuned = tune_chain(log, check_alpha(certificate.alpha, Fraction(1)), options)
-    stored = replace(tuned, chain=chain, estimates=tuning.estimates)
+    stored = replace(tuned, chain=fitted, estimates=tuning.estimates)
     return certify_chain(log, certificate.alpha, options, stored if _are_close(tuned, stored) else tuned)
 
 
@@ -284,8 +284,8 @@ def _are_close(tuned: TunedChain, stored: TunedChain) -> bool:
 def _numbers(tuned: TunedChain) -> tuple[tuple[tuple[str, ...], ...], Floats]:
     """Return the names in a tuned chain and its estimates, and all the numbers."""
     estimates = sorted(tuned.estimates, key=lambda estimate: estimate.models)
-    names = (tuned.chain.models, *(estimate.models for estimate in estimates))
-    numbers = [x for row in (*tuned.chain.coefficients, *tuned.chain.corners) for x in row]
+    names = (tuned.chain.models, tuned.chain.answers, *(estimate.models for estimate in estimates))
+    numbers = [x for step in tuned.chain.steps for row in step.rows for x in row]
     return names, np.array([*numbers, *(estimate.cost for estimate in estimates)])
 
 

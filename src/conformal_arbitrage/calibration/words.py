@@ -71,7 +71,7 @@ def _rule_line(rule: LiveRule, promise: LivePromise, evidence: Evidence) -> str:
     """Return who answers when."""
     if isinstance(rule, Path):
         chain = chain_text((*rule.chain.models, rule.guardian))
-        return f"{chain}: the first answer before the path's stop is given, else the Guardian's."
+        return f"{chain}: each answer says whether it is given, or whom to ask next."
     if isinstance(rule, ByGroup):
         small = (
             " if it has enough rows, and shares one with the others that do not" if rule.small_groups == "merge" else ""
@@ -638,10 +638,10 @@ def _path_guarantee(rule: Path, promise: LivePromise, loss: LossTerms, evidence:
         "dropped because of its outcome), and alpha, loss, tuning share and seed were fixed before this log was looked at, "
         f"then the {(_NET if net else _REGRET).format(alpha=alpha)}",
         _LOSSES[net],
-        f"Models are asked in the order {chain_text((*rule.chain.models, guardian))}, and the first answer that enters the "
-        f"path before its stop is given; if none does, that of {guardian}, the Guardian, is. Models, order and path were "
-        f"chosen on {rule.tuning.rows} other rows, and the stop on these alone; it is one promise for the whole cascade, "
-        "not one for each model.",
+        f"Models are asked in the order {chain_text((*rule.chain.models, guardian))}, where some may be left out: each "
+        f"answer and its confidence say whether it is given or whom to ask next, at last {guardian}, the Guardian. Models, "
+        f"order and path were chosen on {rule.tuning.rows} other rows, and the stop on these alone; it is one promise for "
+        "the whole cascade, not one for each model.",
         _DRAWS,
     ]
     parts += [_ROUNDED] if rule.rounded else []
@@ -672,8 +672,8 @@ _LOSSES = {
     ),
 }
 _DRAWS = (
-    "Answers that enter the path exactly at the stop are given or not by a keyed hash of the query's id: the key is the "
-    "same for every calibration of this project and is secret, and an id is fixed before any answer is known."
+    "Which of the two policies beside the stop decides a query is said by a keyed hash of its id: the key is the same for "
+    "every calibration of this project and is secret, and an id is fixed before any answer is known."
 )
 _ROUNDED = (
     "Losses between 0 and 1 (or -1) were rounded up or down by a second keyed draw, which keeps their expectation."

@@ -47,7 +47,13 @@ from conformal_arbitrage.live.check import (
     stale_graders,
 )
 from conformal_arbitrage.live.config import Config, read_config, template, with_task, write_pinned
-from conformal_arbitrage.live.rule import CascadeChooser, CascadeRouter, ConformalArbitrage, ConformalRouter
+from conformal_arbitrage.live.rule import (
+    CascadeChooser,
+    CascadeRouter,
+    ConformalArbitrage,
+    ConformalRouter,
+    chain_replies,
+)
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, checked_settings
 from conformal_arbitrage.models.kinds import ROLES, Form, has_terminal
@@ -419,7 +425,7 @@ def ask_command(
     if as_json:
         print_json(decision_json(decision))
     elif loaded.is_cascade:
-        _show_path_decision(decision, loaded)
+        _show_path_decision(decision, loaded, actions or None)
     else:
         _show_decision(decision, loaded)
 
@@ -607,8 +613,10 @@ def show_collected_cascade(log: CascadeLog, output: str, *, as_json: bool) -> No
     )
 
 
-def _show_path_decision(decision: Decision, certificate: Certificate) -> None:
-    models = [*certificate.path.chain.models, certificate.path.guardian][: len(decision.legs)]
+def _show_path_decision(decision: Decision, certificate: Certificate, actions: tuple[str, ...] | None) -> None:
+    cheap = [leg for leg in decision.legs if leg.role == "primary"]
+    models, _ = certificate.next_model(*chain_replies(cheap, actions), id=str(decision.id))
+    models += [certificate.path.guardian] * (len(decision.legs) - len(cheap))
     print_facts(
         [
             ("answer", _answer(decision)),

@@ -1,21 +1,22 @@
-"""Cascades: predicted losses of stopping at each model, a path of thresholds on them, and the walk along it."""
+"""Cascades: predicted losses of stopping, what a price of loss makes of them, and the walk along a list of policies."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
 import numpy as np
 
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
+from conformal_arbitrage.core.exact import Floats, Integers
 from conformal_arbitrage.core.risk import Events, walk_along
 from conformal_arbitrage.errors import OptionError
 
 # --- Paths ---
 
 
-GUARDIAN = -1
+GUARDIAN: Final = -1
 """The answering model of a row that goes to the Guardian."""
-NO_ANSWER = -1
+NO_ANSWER: Final = -1
 """Stands among numbered answers where a model gave none."""
 
 
@@ -24,73 +25,66 @@ def normal_answer(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
+def answer_numbers(texts: Iterable[str | None], known: Sequence[str] = ()) -> Integers:
+    """Number answers, the same for equal ones: the known ones by their place, others from there on, NO_ANSWER for none."""
+    numbers = {answer: place for place, answer in enumerate(known)}
+    found = [numbers.setdefault(normal_answer(text), len(numbers)) if text else NO_ANSWER for text in texts]
+    return np.array(found, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class PathStop:
     """Where a walk stopped: events before (position, u), in lexicographic order, are taken."""
 
-    position: float
+    position: int
     u: float
 
 
-def calibrate_path(
-    entries: Floats, losses: Integers, u: Floats, *, alpha: Fraction, bound: Fraction = Fraction(1)
-) -> PathStop | None:
-    """Return where to stop on the path, or None if every query goes to the Guardian.
+def policies_of(stop: PathStop | None, u: Floats) -> Integers:
+    """Return the place on the path of the policy that decides rows with these draws; 0 asks the Guardian alone."""
+    return np.zeros(len(u), dtype=np.int64) if stop is None else np.where(u < stop.u, stop.position, stop.position - 1)
+
+
+def calibrate_path(losses: Integers, u: Floats, *, alpha: Fraction, bound: Fraction = Fraction(1)) -> PathStop | None:
+    """Return where to stop on a path of policies, or None if every query goes to the Guardian.
 
     Args:
-        entries: rows x models, the position at which each row may stop at each model; inf if never.
-        losses: rows x models, of answering with that model, in units of the bound: -1, 0 or 1.
+        losses: policies x rows, in units of the bound: -1, 0 or 1. Before the first policy every loss is 0.
         u: one draw per row.
         alpha: the risk budget.
         bound: the largest loss.
     """
-    if entries.shape != losses.shape or len(u) != len(entries):
-        raise OptionError(f"entries and losses have shapes {entries.shape} and {losses.shape}, with {len(u)} draws")
-    if np.isnan(entries).any() or (entries == -np.inf).any():
-        raise OptionError("an entry is a position on the path, or inf for never; got NaN or -inf")
+    if losses.shape[1:] != u.shape:
+        raise OptionError(f"losses have the shape {losses.shape}, with {len(u)} draws")
     if not np.isin(losses, (-1, 0, 1)).all():
         raise OptionError("a path needs losses of -1, 0 or 1 in units of the bound; round others by a draw")
-    spendable = alpha * (len(entries) + 1) / bound - 1
+    spendable = alpha * (len(u) + 1) / bound - 1
     if spendable < 0:
         return None
-    events = path_events(entries, losses)
+    events = path_events(losses)
     walk = walk_along(events, -u[events.row], signed=True, origin=-np.inf)
     (stop,) = walk.stops([int(spendable // 1)])
     if stop is None or walk.draws is None:
         return None
-    return PathStop(0.0 - float(walk.breakpoints[stop]), 0.0 - float(walk.draws[stop]))  # "0.0 -" makes no -0.0
+    if not stop:
+        return PathStop(len(losses), 1.0)
+    return PathStop(-int(walk.breakpoints[stop]), 0.0 - float(walk.draws[stop]))
 
 
-def path_events(entries: Floats, losses: Integers) -> Events:
-    """Return the events of a path, as those of a pair: where a row passes on to a later model, and at last to the Guardian.
+def path_events(losses: Integers) -> Events:
+    """Return the events of a path, as those of a pair: where the loss of a row changes from one policy to the next.
 
-    A path is walked from its far end, where every row has stopped as early as it ever does, so positions (and draws, which
-    are the caller's) change their sign.
+    A path is walked from its far end, the last policy, so positions (and draws, which are the caller's) change their sign.
 
     Args:
-        entries: as for `calibrate_path`.
         losses: as for `calibrate_path`.
     """
-    stages = np.argsort(entries, axis=1, kind="stable")
-    records = np.minimum.accumulate(stages, axis=1)
-    moved = np.ones(stages.shape, dtype=np.bool_)
-    moved[:, 1:] = records[:, 1:] < records[:, :-1]
-    level = np.take_along_axis(losses, records, axis=1)
-    change = np.diff(level, axis=1, prepend=0)
-    position = np.take_along_axis(entries, stages, axis=1)
-    finite = moved & np.isfinite(position)
-    drop, row = change[finite], np.nonzero(finite)[0]
-    return Events(n=len(entries), total=int(drop.sum()), position=-position[finite], drop=drop, row=row)
-
-
-def path_choice(entries: Floats, u: Floats, stop: PathStop | None) -> Indices:
-    """Return the model that answers each row: the first whose entry lies before the stop, else GUARDIAN."""
-    if stop is None:
-        return np.full(len(entries), GUARDIAN)
-    draws = np.broadcast_to(u[:, None], entries.shape)
-    open_stage = (entries < stop.position) | ((entries == stop.position) & (draws < stop.u))
-    open_stage &= np.isfinite(entries)
-    return np.where(open_stage.any(axis=1), open_stage.argmax(axis=1), GUARDIAN)
+    change = np.diff(losses, axis=0, prepend=0)
+    place, row = np.nonzero(change)
+    drop = change[place, row]
+    return Events(
+        n=losses.shape[1], total=int(drop.sum()), position=-1.0 - place.astype(np.float64), drop=drop, row=row
+    )
 
 
 def rounded_losses(losses: Floats, v: Floats) -> Integers:
@@ -105,15 +99,16 @@ def rounded_losses(losses: Floats, v: Floats) -> Integers:
     return (losses > v[:, None]).astype(np.int64) - (-losses > v[:, None]).astype(np.int64)
 
 
-# --- Chains ---
+# --- What is predicted when some models have answered ---
 
 
-_LOWEST, _HIGHEST, _SCALE = 1e-3, 1 - 1e-6, 3.0
+_LOWEST, _HIGHEST, _SCALE = 1e-6, 1 - 1e-6, 3.0
 _DIGITS: Final = 9
+_FEW_DIGITS: Final = 6
 _FREE: Final = 1e-3
+_WEIGHTS: Final = {"confidence": 0.1, "answer": 5.0, "slope": 20.0, "agreement": 1.0}
+"""Penalties: what one answer says is believed after some dozen rows, how its confidence counts after more."""
 _STEPS: Final = 50
-LEVELS: Final = {1: 200, 2: 24, 3: 12}
-"""Thresholds tried at each stage, by the number of stages."""
 
 
 def confidence_logits(confidence: Floats) -> Floats:
@@ -126,38 +121,55 @@ def confidence_logits(confidence: Floats) -> Floats:
     return np.where(np.isnan(z), 0.0, z)
 
 
-def stage_features(confidence: Floats, answers: Integers, stage: int) -> Floats:
-    """Return what is known when the model of a stage has answered, as rows of features.
+def stage_features(confidence: Floats, answers: Integers, asked: Sequence[int], known: int) -> tuple[Floats, Floats]:
+    """Return what is known when some models have answered, as rows of features, and the penalty of each feature.
 
-    An intercept, the confidence of every model asked so far and, for each earlier one, whether it gave the same answer,
-    alone and times its confidence.
+    An intercept; the confidence and the answer of every model asked so far, and their product; and for each two of them
+    whether they gave the same answer, alone and times either confidence.
 
     Args:
         confidence: rows x models, in [0, 1]; NaN where a model gave none.
-        answers: rows x models; equal numbers in a row are equal answers, and -1 is none.
-        stage: index of the model that has answered last.
+        answers: rows x models, as `answer_numbers` returns them.
+        asked: the places of the models that have answered, in order.
+        known: how many answers have features of their own.
     """
-    z = confidence_logits(confidence[:, : stage + 1])
-    same = ((answers[:, :stage] == answers[:, [stage]]) & (answers[:, [stage]] >= 0)).astype(np.float64)
-    return np.column_stack([np.ones(len(z)), z, same, same * z[:, :stage]])
+    z = confidence_logits(confidence)
+    columns, penalties = [np.ones(len(z))], [_FREE]
+    for place, j in enumerate(asked):
+        said = [(answers[:, j] == answer).astype(np.float64) for answer in range(known)]
+        columns += [z[:, j], *said, *(each * z[:, j] for each in said)]
+        penalties += [_WEIGHTS["confidence"], *[_WEIGHTS["answer"]] * known, *[_WEIGHTS["slope"]] * known]
+        for i in asked[:place]:
+            same = ((answers[:, i] == answers[:, j]) & (answers[:, j] >= 0)).astype(np.float64)
+            columns += [same, same * z[:, i], same * z[:, j]]
+            penalties += [_WEIGHTS["agreement"]] * 3
+    return np.column_stack(columns), np.array(penalties)
 
 
-def fit_ridge_logistic(features: Floats, targets: Floats, penalty: float = 1.0, steps: int = _STEPS) -> Floats:
-    """Return the coefficients of a ridge logistic regression, by Newton's method; the intercept is all but free.
+def feature_count(asked: int, known: int) -> int:
+    """Return how many features there are when so many models have answered."""
+    return 1 + asked * (1 + 2 * known) + 3 * (asked * (asked - 1) // 2)
+
+
+def fit_ridge(features: Floats, targets: Floats, penalties: Floats) -> Floats:
+    """Return the coefficients of a ridge regression: columns of the features x columns of the targets."""
+    fit = np.linalg.solve(features.T @ features + np.diag(penalties), features.T @ targets)
+    return np.round(fit, _FEW_DIGITS).astype(np.float64)
+
+
+def fit_ridge_logistic(features: Floats, targets: Floats, penalties: Floats, steps: int = _STEPS) -> Floats:
+    """Return the coefficients of a ridge logistic regression, by Newton's method.
 
     Args:
-        features: rows x columns, the first of ones.
         targets: in [0, 1]; fractions are allowed.
-        penalty: on the squares of the other coefficients.
+        penalties: on the square of each coefficient.
         steps: after which to stop, converged or not.
     """
-    weights = np.full(features.shape[1], penalty)
-    weights[0] = _FREE
     coefficients = np.zeros(features.shape[1])
     for _ in range(steps):
         fitted = _sigmoid(features @ coefficients)
-        slope = features.T @ (fitted - targets) + weights * coefficients
-        curvature = (features.T * (fitted * (1 - fitted))) @ features + np.diag(weights)
+        slope = features.T @ (fitted - targets) + penalties * coefficients
+        curvature = (features.T * (fitted * (1 - fitted))) @ features + np.diag(penalties)
         step = np.linalg.solve(curvature, slope)
         coefficients -= step / max(1.0, float(np.abs(step).max()))
         if np.abs(step).max() < 1e-10:
@@ -165,86 +177,40 @@ def fit_ridge_logistic(features: Floats, targets: Floats, penalty: float = 1.0, 
     return np.round(coefficients, _DIGITS)
 
 
-def predicted_losses(features: Floats, coefficients: Floats) -> Floats:
-    """Return the prediction for each row, column by column and rounded: the same bits for one row alone."""
-    total = np.zeros(len(features))
-    for column, coefficient in zip(features.T, coefficients.tolist(), strict=True):
-        total = total + column * coefficient
-    return np.round(_sigmoid(total), _DIGITS)
+def linear(features: Floats, coefficients: Floats) -> Floats:
+    """Return the linear prediction for each row, column by column and rounded: the same bits for one row alone.
+
+    Args:
+        features: rows x columns.
+        coefficients: ... x columns, or ... x rows x columns.
+    """
+    total = np.zeros(np.broadcast_shapes(coefficients.shape[:-1], (len(features),)))
+    for k, column in enumerate(features.T):
+        total = total + column * coefficients[..., k]
+    return np.round(total, _DIGITS)
+
+
+def probability(features: Floats, coefficients: Floats) -> Floats:
+    """Return the logistic prediction for each row, rounded likewise."""
+    return np.round(_sigmoid(linear(features, coefficients)), _DIGITS)
 
 
 def _sigmoid(values: Floats) -> Floats:
     return 1 / (1 + np.exp(-np.clip(values, -35.0, 35.0)))
 
 
-def path_corners(risks: Floats, losses: Floats, costs: Floats, levels: int) -> Floats:
-    """Return the corners of a path: threshold vectors from "never stop" to ever cheaper policies, each above the last.
-
-    Thresholds are tried on a grid of quantiles. Of these the policies are kept that no other one beats in both mean loss
-    and cost, from the smallest loss up, and each stage's thresholds are raised to their running maximum.
-
-    Args:
-        risks: rows x stages, the predicted loss of stopping there, in [0, 1]; NaN if that is not possible.
-        losses: rows x stages, the loss of stopping there, relative to the Guardian's.
-        costs: rows x (stages + 1), of all models asked until then; the last column includes the Guardian.
-        levels: thresholds tried at each stage.
-
-    Returns:
-        corners x stages; a row stops at the first stage whose prediction lies below the threshold.
-    """
-    grids = [_grid(column, levels) for column in risks.T]
-    loss, cost = _grid_means([_below(risks[:, j], grid) for j, grid in enumerate(grids)], losses, costs)
-    order = np.lexsort((cost, loss))
-    best = np.minimum.accumulate(cost[order])
-    falls = np.concatenate([[True], best[1:] < best[:-1]])
-    cheaper = order[falls & (cost[order] < cost[0])]  # the first of all policies never stops
-    mesh = np.stack(np.meshgrid(*grids, indexing="ij"), axis=-1).reshape(-1, len(grids))
-    corners = np.maximum.accumulate(np.vstack([np.zeros(len(grids)), mesh[cheaper]]), axis=0)
-    raised = (np.diff(corners, axis=0) > 0).any(axis=1)
-    return corners[np.concatenate([[True], raised])]
+# --- Policies ---
 
 
-def _grid(risks: Floats, levels: int) -> Floats:
-    """Return 0, which no prediction lies below, some quantiles, and 1, which all do."""
-    known = risks[~np.isnan(risks)]
-    inner = np.quantile(known, np.linspace(0, 1, levels + 1)[1:-1], method="lower") if known.size else np.zeros(0)
-    return np.unique(np.concatenate([[0.0], np.round(inner, _DIGITS), [1.0]]))
+PRICES: Final = tuple(float(f"{price:.4g}") for price in (*np.geomspace(1e-3, 1.5, 44), 3.0, 10.0, 100.0))
+"""What asking the Guardian once costs, in units of the largest loss: one price for each policy of a path."""
 
 
-def _below(risks: Floats, grid: Floats) -> Bools:
-    """Return thresholds x rows: whether the row stops; NaN never does."""
-    return (risks <= grid[:, None]) & (grid[:, None] > 0)
-
-
-def _grid_means(stops: list[Bools], losses: Floats, costs: Floats) -> tuple[Floats, Floats]:
-    """Return mean loss and mean cost of every combination of the stages' thresholds, the last stage's varying fastest."""
-    n = len(losses)
-    going = np.ones((1, n))
-    loss, cost = np.zeros(1), np.zeros(1)
-    for j, stop in enumerate(stops):
-        stopping = going[:, None, :] * stop[None, :, :]
-        loss = (loss[:, None] + stopping @ losses[:, j] / n).ravel()
-        cost = (cost[:, None] + stopping @ costs[:, j] / n).ravel()
-        going = (going[:, None, :] * ~stop[None, :, :]).reshape(-1, n)
-    return loss, cost + going @ costs[:, -1] / n
-
-
-def path_entries(risks: Floats, corners: Floats) -> Floats:
-    """Return where on the path each row may first stop at each stage; inf if nowhere.
-
-    Between two corners thresholds rise linearly, so a position is the number of a corner and a fraction.
+def next_actions(loss: Floats, ahead: Sequence[Floats]) -> Integers:
+    """Return what costs least: 0 to ask the Guardian, 1 to give the last answer, 2 and on to ask one of the later models.
 
     Args:
-        risks: rows x stages, as in `path_corners`.
-        corners: as `path_corners` returns them.
+        loss: that is expected of the last answer, in Guardian calls, per policy and row; inf if it cannot be given.
+        ahead: what is expected of asking each later model and going on from there, dollars and loss in Guardian calls.
     """
-    return np.column_stack([_entry(risks[:, j], corners[:, j]) for j in range(corners.shape[1])])
-
-
-def _entry(risks: Floats, thresholds: Floats) -> Floats:
-    above = np.searchsorted(thresholds, risks, side="left")  # NaN comes after everything
-    reached = (above < len(thresholds)) & ~np.isnan(risks)
-    upper = np.where(reached, above, 1).clip(min=1)
-    low, high = thresholds[upper - 1], thresholds[np.minimum(upper, len(thresholds) - 1)]
-    inside = (risks - low) / np.where(high > low, high - low, 1.0)
-    return np.where(reached, np.where(above == 0, 0.0, upper - 1 + inside), np.inf)
+    return np.stack(np.broadcast_arrays(1.0, loss, *ahead)).argmin(axis=0)

@@ -301,15 +301,6 @@ class _Cascade(Generic[_Model]):
         self.no_guarantee = self.forfeited or reason
 
 
-@dataclass(slots=True)
-class _Replies:
-    """What the models of a chain have said so far."""
-
-    legs: list[Leg] = field(default_factory=list[Leg])
-    confidences: list[float | None] = field(default_factory=list[float | None])
-    texts: list[str | None] = field(default_factory=list[str | None])
-
-
 @dataclass(slots=True, kw_only=True)
 class CascadeRouter(_Cascade[Answerer]):
     """The calibrated cascade over free text and tool calls."""
@@ -329,28 +320,28 @@ class CascadeRouter(_Cascade[Answerer]):
             live: yield the Guardian's chunks as they arrive, before the final decision.
         """
         if pending is None:
-            replies = _Replies()
-            for name in self.certificate.path.chain.models:
-                pending = await self._ask_next(request, replies, self.models[name])
+            pending, (_, following) = self._pending(request, (), None), self._after(request, ())
+            while pending.answer is None and following in self.models:
+                leg, answer = await answered("primary", self.models[following], request)
+                legs = (*pending.legs, leg)
+                asked, following = self._after(request, legs)
+                pending = self._pending(request, legs, answer if following == asked[-1] else None)
                 yield pending
-                if pending.answer is not None:
-                    return
-        if pending is None or pending.answer is not None:
+            if not pending.legs:
+                yield pending
+        if pending.answer is not None:
             return
         async with aclosing(_guardian_steps(self.guardian, request, pending, self.fallback, live=live)) as steps:
             async for step in steps:
                 yield step
 
-    async def _ask_next(self, request: ChatRequest, replies: _Replies, model: Answerer) -> Decision:
-        """Ask one more model; its answer stands, or the decision is pending."""
-        leg, answer = await answered("primary", model, request)
-        replies.legs.append(leg)
-        replies.confidences.append(None if answer is None else confidence_of(answer.confidence))
-        replies.texts.append(said_text(answer))
-        stands = answer is not None and self.certificate.stops(replies.confidences, replies.texts, id=str(request.id))
+    def _after(self, request: ChatRequest, legs: Sequence[Leg]) -> tuple[list[str], str]:
+        return self.certificate.next_model(*chain_replies(legs), id=str(request.id))
+
+    def _pending(self, request: ChatRequest, legs: Sequence[Leg], answer: Answer | None) -> Decision:
+        """Return the decision so far: an answer stands, or the decision is pending."""
         reason = self.no_guarantee or self._other_settings(request)
-        standing = answer.message if stands and answer is not None else None
-        return _pending(request.id, replies.legs, replies.confidences[-1], standing, reason)
+        return _pending(request.id, legs, chain_replies(legs)[0], None if answer is None else answer.message, reason)
 
     def _other_settings(self, request: ChatRequest) -> str | None:
         """Return why a request has no guarantee whose settings are not the pinned ones, or not those of the log."""
@@ -374,28 +365,29 @@ class CascadeChooser(_Cascade[Scorer]):
             query: the question, with its id.
             pending: what an earlier attempt came to; it goes on with the first model of the chain that has not answered.
         """
-        if pending is not None and pending.answer is not None:
-            return
         legs = () if pending is None else tuple(leg for leg in pending.legs if leg.role == "primary")
-        while pending is None or len(legs) < len(self.certificate.path.chain.models):
-            pending = await self._ask_next(query, legs)
-            yield pending
-            if pending.answer is not None:
-                return
-            legs = pending.legs
-        yield with_choice(pending, query, await scored("guardian", self.guardian, query), self.fallback)
+        step, following = self._after(query, legs)
+        new = pending is None or pending.answer is None is not step.answer
+        while step.answer is None and following in self.models:
+            legs, new = (*legs, await scored("primary", self.models[following], query)), True
+            step, following = self._after(query, legs)
+            if step.answer is None and following in self.models:
+                yield step
+        if new:
+            yield step
+        if step.answer is None:
+            yield with_choice(step, query, await scored("guardian", self.guardian, query), self.fallback)
 
-    async def _ask_next(self, query: Query, legs: Sequence[Leg]) -> Decision:
-        """Ask the next model after those that have a leg; its choice stands, or the decision is pending."""
-        leg = await scored("primary", self.models[self.certificate.path.chain.models[len(legs)]], query)
-        chosen = [top_choice(each.scores) for each in (*legs, leg)]
-        margins = [margin for margin, _ in chosen]
-        choices = [None if top is None else query.actions[top] for _, top in chosen]
-        last, reason = chosen[-1][1], self.no_guarantee
-        pending = _pending(query.id, [*legs, leg], margins[-1], None, reason)
-        if last is None or not self.certificate.stops(margins, choices, id=str(query.id)):
-            return replace(pending, action=None, candidates=tuple(range(len(query.actions))))
-        return replace(pending, action=last, candidates=(last,), decided_by="primary", answer=query.actions[last])
+    def _after(self, query: Query, legs: Sequence[Leg]) -> tuple[Decision, str]:
+        """Return the decision so far, in which the last choice stands or is pending, and whom to ask next."""
+        margins, choices = chain_replies(legs, query.actions)
+        asked, following = self.certificate.next_model(margins, choices, id=str(query.id))
+        pending = _pending(query.id, legs, margins, None, self.no_guarantee)
+        choice = choices[-1] if legs else None
+        if choice is None or following != asked[-1]:
+            return replace(pending, action=None, candidates=tuple(range(len(query.actions)))), following
+        last = top_of(legs[-1].scores or ())
+        return replace(pending, action=last, candidates=(last,), decided_by="primary", answer=choice), following
 
 
 CascadeRule = CascadeRouter | CascadeChooser
@@ -685,17 +677,23 @@ def margin_of(scores: Collection[float | None], digits: int) -> float:
     return row_margin(row_gaps(tuple(scores), digits=digits))
 
 
-def confidence_of(confidence: float | None) -> float | None:
-    """Return a confidence as cascades count it, at most 1; None if the model gave none."""
-    return None if confidence is None else min(1.0, float(confidence))
-
-
 def top_choice(scores: Collection[float] | None) -> tuple[float | None, int | None]:
     """Return how far the top action leads, at most by 1, and which it is; None and None without scores or with a tie."""
     if scores is None:
         return None, None
     margin = min(1.0, margin_of(scores, MARGIN_DIGITS))
     return (None, None) if margin == 0 else (margin, top_of(tuple(scores)))
+
+
+def chain_replies(
+    legs: Sequence[Leg], actions: Sequence[str] | None = None
+) -> tuple[list[float | None], list[str | None]]:
+    """Return how sure the models of a cascade are, at most 1, and what they said; None where one failed or said nothing."""
+    if actions is not None:
+        chosen = [top_choice(leg.scores) for leg in legs]
+        return [margin for margin, _ in chosen], [None if top is None else actions[top] for _, top in chosen]
+    texts = [None if leg.reply is None else _text_or_none(leg.reply["choices"][0]["message"]) for leg in legs]
+    return [None if leg.scores is None else min(1.0, leg.scores[0]) for leg in legs], texts
 
 
 def said_text(answer: Answer | None) -> str | None:
@@ -712,8 +710,8 @@ def _text_or_none(message: Mapping[str, Any]) -> str | None:
 
 def _pending(
     id: str | None,
-    legs: list[Leg],
-    confidence: float | None,
+    legs: Sequence[Leg],
+    confidences: Sequence[float | None],
     standing: Mapping[str, Any] | None,
     no_guarantee: str | None,
 ) -> Decision:
@@ -723,7 +721,7 @@ def _pending(
         action=0 if standing is None else 1,
         candidates=(0, 1) if standing is None else (1,),
         decided_by="guardian" if standing is None else "primary",
-        margin=confidence or 0.0,
+        margin=(confidences[-1] if confidences else None) or 0.0,
         answer=standing,
         legs=tuple(legs),
         spent=sum((leg.spent for leg in legs), start=Spent()),

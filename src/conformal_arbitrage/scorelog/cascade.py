@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from conformal_arbitrage.core.chains import NO_ANSWER, normal_answer
+from conformal_arbitrage.core.chains import NO_ANSWER, answer_numbers
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.fitness import UNFIT
@@ -297,8 +297,4 @@ def _unique_ids(values: Iterable[object], source: str) -> Strings:
 
 def _answer_codes(texts: Strings, absent: Bools) -> Integers:
     """Return a number for each answer, the same for equal ones."""
-    codes: dict[str, int] = {}
-    flat = [codes.setdefault(normal_answer(text), len(codes)) for text in texts.ravel().tolist()]
-    numbers = np.array(flat, dtype=np.int64).reshape(texts.shape)
-    empty = np.array([not text for text in texts.ravel().tolist()], dtype=np.bool_).reshape(texts.shape)
-    return np.where(absent | empty, NO_ANSWER, numbers)
+    return np.where(absent, NO_ANSWER, answer_numbers(texts.ravel().tolist()).reshape(texts.shape))
