@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from fractions import Fraction
 from itertools import combinations, product
 from math import comb
@@ -13,6 +14,8 @@ import pytest
 from conformal_arbitrage import Certificate, CertificateError, OptionError, ProjectSecret, calibrate, verify
 from conformal_arbitrage.calibration import batch, certificate
 from conformal_arbitrage.calibration.batch import BatchDraw, BatchLabels, certify_batch, certify_labels
+from conformal_arbitrage.calibration.certificate import issue
+from conformal_arbitrage.calibration.promises import WRONG_LABEL, Batch, Cutoff, Evidence
 from conformal_arbitrage.core.bounds import accepts_sample, hypergeometric_cdf, hypergeometric_limit
 
 VECTORS = Path(__file__).parents[1] / "recorded" / "batch_limits.csv"
@@ -220,6 +223,15 @@ def test_the_representation_has_the_figure():
     assert page.startswith("<table>")
     assert "<svg" in page
     assert "left to experts" in page
+
+
+def test_the_caption_of_the_figure_fits_into_it_however_many_items_there_are():
+    cutoff = Cutoff(keeps="below", risk=0.5, tie=0, kept=31_340_680)
+    promise = Batch(error=0.05, confidence=0.95, level=0.05, sample=50_000, limit=2331)
+    evidence = Evidence(n=100_000_000, log_sha256="0" * 64, empirical_risk=0.5)
+    figure = certificate.batch_figure(issue(cutoff, promise, WRONG_LABEL, evidence, identities="unbound", key=None))
+    (caption,) = re.findall(r'aria-label="([^"]+)"', figure)
+    assert len(caption) <= 76, "of 460 pixels, 6 each"
 
 
 def test_labels_without_a_verdict_count_as_wrong_and_items_without_a_label_are_never_kept():

@@ -878,9 +878,9 @@ def batch_figure(certificate: "Certificate") -> str:
     wrong = certificate.evidence.empirical_risk * items
     points = [(place / n, (k + 1) / len(rule.wrong_at) * wrong / n) for k, place in enumerate(rule.wrong_at)]
     kept, rest = rule.kept / n, n - rule.kept - promise.sample
-    caption = f"kept {rule.kept}, checked by experts {promise.sample}, left to experts {rest}"
+    caption = f"kept {rule.kept}, checked {promise.sample}, left {rest}"
     cut = kept * items / max(items - certify, 1)
-    return html_steps(f"wrong labels, of items in the order of risk: {caption}", points, cut=cut, line=promise.error)
+    return html_steps(f"wrong labels in order of risk: {caption}", points, cut=cut, line=promise.error)
 
 
 def group_source_of(certificate: "Certificate") -> str | None:
