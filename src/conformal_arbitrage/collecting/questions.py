@@ -20,6 +20,7 @@ AnswerIs = Literal["letter", "index", "text"]
 _MESSAGES = "messages"
 _MENU_ANSWERS, _TEXT_ANSWERS = ("answer", "label"), ("expected", "answer", "label")
 _BODY = (*QUESTION, *SETTINGS)
+_OF_REQUESTS = ("question_column", "answer_column", "id_column", "group_column")
 _WORDS = ("reasoning_effort", "service_tier", "stop", "verbosity")
 _TOOL_CHOICES = ("auto", "none", "required")
 
@@ -86,32 +87,11 @@ class Requests(_Questions):
         return [request.id for request in self.requests]
 
 
-def read_questions(
-    path: str | Path,
-    form: Form,
-    *,
-    question_column: str | None = None,
-    choice_columns: Sequence[str] = (),
-    choices_column: str | None = None,
-    choices: Sequence[str] = (),
-    answer_column: str | None = None,
-    answer_is: AnswerIs | None = None,
-    id_column: str | None = None,
-    group_column: str | None = None,
-) -> Menus | Requests:
-    """Read questions in either form; see `read_menus` and `read_requests` for the columns and their defaults."""
-    shared = {"answer_column": answer_column, "id_column": id_column, "group_column": group_column}
-    if form == "text":
-        return read_requests(path, question_column=question_column, **shared)
-    return read_menus(
-        path,
-        question_column=question_column,
-        choice_columns=choice_columns,
-        choices_column=choices_column,
-        choices=choices,
-        answer_is=answer_is,
-        **shared,
-    )
+def read_questions(path: str | Path, form: Form, **columns: Any) -> Menus | Requests:
+    """Read questions in either form; columns are named as for `read_menus`, and requests have none of choices."""
+    if form == "menu":
+        return read_menus(path, **columns)
+    return read_requests(path, **{name: value for name, value in columns.items() if name in _OF_REQUESTS})
 
 
 def read_menus(

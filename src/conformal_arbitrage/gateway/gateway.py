@@ -46,6 +46,7 @@ from conformal_arbitrage.gateway.policies import (
     check_policies,
     check_spending,
     identities_of_pair,
+    install_files,
     pairs_of,
 )
 from conformal_arbitrage.gateway.requests import DECIDING, DecisionRoutes
@@ -573,7 +574,7 @@ async def prepare(config: Config) -> Preparation:
         await integrity.seal(store, everything=True)
         key = await admit_first_key(store)
         policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), ProjectSecret.find())
-        installed = await policies.install_files()
+        installed = await install_files(config, store, policies.bind)
         return Preparation(schema=store.schema, key=key, installed=tuple(installed))
     finally:
         await store.close()

@@ -191,10 +191,6 @@ class PolicyTable:
         self._aliases = {alias: name for name, p in config.policies.items() for alias in (*p.aliases, name)}
         self._seen = -1
 
-    async def install_files(self) -> list[PolicyVersion]:
-        """Install each certificate file that changed since the last start; return what was installed."""
-        return await install_files(self._config, self._store, self.bind)
-
     async def load(self, *, installing: bool = True) -> None:
         """Load the policies in force.
 
@@ -205,7 +201,10 @@ class PolicyTable:
         Raises:
             ArbitrageError: one of them cannot be served.
         """
-        await (self.install_files() if installing else require_installed(self._config, self._store))
+        if installing:
+            await install_files(self._config, self._store, self.bind)
+        else:
+            await require_installed(self._config, self._store)
         for name, settings in self._config.policies.items():
             if settings.certificate is None:
                 self._live[name] = self._without_certificate(name)
