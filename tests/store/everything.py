@@ -80,7 +80,7 @@ async def reply(store, id):
     [due] = await store.run(reviews.due)
     verdict = ReviewOutcome(state="decided", action=1, size=2, team="team", facts=facts())
     assert await store.run(reviews.end, due, "decided", outcome=verdict)
-    await store.run(reviews.call, "team", "support")
+    await store.run(reviews.call, "team")
 
 
 async def fill(where):
