@@ -39,6 +39,10 @@ def test_the_facts_mention_draws_missing_scores_and_deferral():
     assert "draws up to 0." in dict(random.further_facts())["at the threshold"]
     alone = calibrate(ScoreLog.from_arrays(primary, [[1.0, 0.0]] * 40), 0.1)
     assert "the Primary's choice stands wherever it leads; ties at the top" in dict(alone.facts())["relaxation"]
+    drawn = calibrate(ScoreLog.from_arrays(primary, [[1.0, 0.0]] * 40, id=range(40)), 0.1, boundary="random", key=b"k")
+    tied = [drawn.decide([0.5, 0.5], id=f"q{k}").decided_by for k in range(40)]
+    assert (drawn.relaxation, set(tied)) == (0, {"guardian"}), "a tie at the top is deferred whatever the draw"
+    assert "draw" not in dict(drawn.facts())["rule"] + drawn.summary
     router = ScoreLog.from_router(confidence=[0.5] * 40, primary_grade=[1.0] * 40, guardian_grade=[1.0] * 40)
     assert "wherever its confidence is above 0" in dict(calibrate(router, 0.1).facts())["relaxation"]
 

@@ -250,6 +250,9 @@ def test_check_refuses_logprob_confidence_if_the_endpoint_lists_none(tmp_path):
     done, _, _ = check(tmp_path, lambda *_: completion("Red"), TEXT.replace("CONFIDENCE", "logprob"))
     assert done.exit_code != 0
     assert "no confidence came with the answer" in done.stdout
+    done, _, _ = check(tmp_path, lambda *_: completion("Red"), TEXT.replace("CONFIDENCE", "ask"))
+    assert "no confidence came with the answer: the rating call returned no number" in done.stdout
+    assert 'use confidence = "ask"' not in done.stdout
 
 
 def test_check_pins_how_the_confidence_is_requested_in_text_form(tmp_path):

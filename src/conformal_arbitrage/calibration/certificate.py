@@ -742,8 +742,8 @@ _SEES = {
     "all-restricted-loss": "the Guardian sees every action, though the loss counts the candidates",
 }
 _AT_THRESHOLD = {
-    "include": "every action exactly at the threshold is a candidate",
-    "random": "a draw says which actions exactly at the threshold are candidates",
+    "include": "; every action exactly at the threshold is a candidate",
+    "random": "; a draw says which actions exactly at the threshold are candidates",
 }
 _NO_RELAXATION = {
     "ok": "",
@@ -761,7 +761,11 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     relaxation += f"  ({_AT_0[evidence.router]})" if certificate.relaxation == 0 else ""
     facts = [
         ("relaxation", relaxation),
-        ("rule", f"{_SEES[certificate.guardian_sees]}; {_AT_THRESHOLD[certificate.boundary]}"),
+        (
+            "rule",
+            _SEES[certificate.guardian_sees]
+            + ("" if certificate.relaxation == 0 else _AT_THRESHOLD[certificate.boundary]),
+        ),
         (
             "risk budget",
             f"alpha {as_written(promise.alpha)}, losses in [{as_written(loss.least)}, {as_written(loss.bound)}], "

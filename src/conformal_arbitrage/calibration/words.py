@@ -95,8 +95,8 @@ _BINDS = " That is the floor of the collection: a log without it might ask the G
 
 
 def _at_threshold(rule: Threshold) -> str:
-    """Return what the draws at the threshold do, as a sentence after others; none if there are no draws."""
-    if rule.relaxation is None or rule.boundary_u is None:
+    """Return what the draws at the threshold do, as a sentence after others; none if they decide nothing, as at 0."""
+    if not rule.relaxation or rule.boundary_u is None:
         return ""
     stands = f"{100 * (1 - rule.boundary_u):.3g} %"
     return f" At exactly {rule.relaxation!r} a draw decides: the Primary's stands in {stands} of cases."

@@ -681,8 +681,8 @@ def _swapped_log(files: Sequence[str], columns: options.Columns, policy: str | N
             with Table(files[0]) as table:
                 if "primary" not in table.types:
                     raise click.UsageError(
-                        f"{files[0]} is no score log (columns {', '.join(table.types)}): give a second file, OLD NEW, or name "
-                        "the two columns of grades with --old and --new"
+                        f"{files[0]} is no score log (columns {', '.join(table.types)}): give a second file, OLD NEW, or "
+                        "name the two columns of grades with --old and --new"
                     )
         return options.read_log(files[0], columns)
     return options.with_store(config, lambda store: pair_log_of(store, policy), only_existing=True)

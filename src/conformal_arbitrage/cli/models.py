@@ -181,7 +181,7 @@ def _show_checks(results: list[ProbeResult]) -> None:
             role_name(result.role),
             result.kind,
             "no" if result.problem else "yes" if result.tested else "not asked",
-            result.served or result.model or "",
+            result.served or (None if result.problem else result.model) or "",
             f"{result.seconds:.2f}",
             dollars(result.spent.cost) if result.priced else "unknown",
             "" if result.pinned is None else result.pinned.mode,

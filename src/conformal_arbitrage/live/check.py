@@ -269,10 +269,13 @@ async def _score(models: Models, role: Section) -> tuple[str | None, Spent]:
 async def _answer(models: Models, role: Section) -> tuple[str | None, Spent]:
     answer = await models.answerer(role).answer(REQUEST)
     if role == "primary" and answer.confidence is None:
-        raise ReplyError(
-            'no confidence came with the answer; use confidence = "ask", or an endpoint that lists logprobs',
-            spent=answer.spent,
+        asked = getattr(models.config.section(role), "confidence", None) == "ask"
+        why = (
+            ": the rating call returned no number; see that the model may end its reply (max_tokens) and that it can rate"
+            if asked
+            else '; use confidence = "ask", or an endpoint that lists logprobs'
         )
+        raise ReplyError(f"no confidence came with the answer{why}", spent=answer.spent)
     return answer.served, answer.spent
 
 
