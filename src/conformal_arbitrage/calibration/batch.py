@@ -255,15 +255,7 @@ def certify_batch(
     """
     risks, fixed = _risks(risk), None
     if isinstance(sampled, BatchDraw):
-        draw = sampled
-        given = (
-            as_fraction(draw.error, name="error") if error is None else as_fraction(error, name="error"),
-            as_fraction(draw.level, name="level")
-            if confidence is None
-            else 1 - as_fraction(confidence, name="confidence"),
-        )
-        before = as_fraction(draw.error, name="error"), as_fraction(draw.level, name="level")
-        fixed = None if given == before else check_shares(given[0], 1 - given[1])
+        draw, fixed = sampled, _other_shares(sampled, error, confidence)
     else:
         if error is None or confidence is None:
             raise OptionError(
@@ -281,6 +273,16 @@ def certify_batch(
     return certify_labels(
         BatchLabels(risk=risks, labelled=has_label, draw=draw, wrong=_verdicts(wrong, draw), fixed=fixed)
     )
+
+
+def _other_shares(draw: BatchDraw, error: Number | None, confidence: Number | None) -> tuple[Fraction, Fraction] | None:
+    """Return the error and the level that were given, if they are not those of the draw."""
+    before = as_fraction(draw.error, name="error"), as_fraction(draw.level, name="level")
+    given = (
+        before[0] if error is None else as_fraction(error, name="error"),
+        before[1] if confidence is None else 1 - as_fraction(confidence, name="confidence"),
+    )
+    return None if given == before else check_shares(given[0], 1 - given[1])
 
 
 def certify_labels(labels: BatchLabels) -> Certificate:
