@@ -150,7 +150,7 @@ def _finish(certificate: Certificate, scores: options.AnyLog, secret: ProjectSec
     certificate = certificate if looks is None else certificate.with_looks(looks)
     certificate = certificate.sign(secret)
     if output is not None:
-        options.refuse_overwriting(output, lambda there: not there.differences(certificate), force=given["force"])
+        options.refuse_overwriting(output, certificate.differences, force=given["force"])
         certificate.save(output)
     options.remember_look(lineage, "calibrate", terms=terms)
     return certificate
@@ -160,8 +160,10 @@ def _warn_of_rows(scores: options.PairLog, config: str | None, *, clustered: boo
     """Say if rows repeat each other, or their grades were made by a grader that has changed since, or by several."""
     if isinstance(scores, SparkTable):
         return
-    for problem in () if clustered or not isinstance(scores, ScoreLog) else repeats(scores).problems():
-        warn(problem)
+    repeated = None if clustered or not isinstance(scores, ScoreLog) else repeats(scores)
+    if repeated is not None and (repeated.contexts or repeated.rows):
+        for problem in repeated.problems():
+            warn(problem)
     _warn_of_other_grader(scores, config)
 
 
@@ -237,7 +239,9 @@ def _use(certificate: Certificate, scores: options.AnyLog, engine: Engine | None
     if isinstance(scores, CascadeLog):
         return None
     cost = guardian = None
-    if certificate.learned is not None:  # each row decided by the others, not also by its own loss
+    if (
+        certificate.fit is not None and certificate.learned is not None
+    ):  # each row decided by the others, not also by its own loss
         deferred = certificate.learned.deferred
     elif isinstance(scores, ScoreLog):
         decisions, costs = certificate.apply(scores), costs_of(scores)
@@ -595,7 +599,7 @@ def recommend_command(
     if plan.sample is not None:
         warn(f"from {n_rows(f'{len(logs[0]):,}')}: {logs[0].source}")
     if output is not None:  # before the work, as far as it can be told
-        _refuse_overwriting(output, lambda there: _may_be_of(there, plan, logs), force=force)
+        _refuse_overwriting(output, lambda there: not _may_be_of(there, plan, logs), force=force)
     recommendation = plan.recommend(logs, secret.boundary_key)
     rows, terms = recommendation.certified, calibration_terms(recommendation.certificate)
     looks = options.describe_looks(rows.lineage(), fixed_before=fixed_before, terms=terms)
@@ -603,7 +607,7 @@ def recommend_command(
     recommendation = replace(recommendation, certificate=certificate.sign(secret))
     done = plan.with_result(recommendation)
     if output is not None:
-        _refuse_overwriting(output, lambda there: not there.differences(certificate), force=force)
+        _refuse_overwriting(output, certificate.differences, force=force)
         recommendation.certificate.save(Path(output).with_name(CERTIFICATE))
         done.write(output)
     if certified is not None:
@@ -616,8 +620,8 @@ def recommend_command(
     _compare(plan, done)
 
 
-def _refuse_overwriting(output: str, is_same: Callable[[Certificate], bool], *, force: bool) -> None:
-    options.refuse_overwriting(Path(output).with_name(CERTIFICATE), is_same, force=force, another="folder")
+def _refuse_overwriting(output: str, differs: Callable[[Certificate], object], *, force: bool) -> None:
+    options.refuse_overwriting(Path(output).with_name(CERTIFICATE), differs, force=force, another="folder")
 
 
 def _may_be_of(there: Certificate, plan: RoutePlan, logs: Iterable[ScoreLog]) -> bool:

@@ -678,11 +678,12 @@ def log_of(certificate: Certificate, log: str, columns: Columns, engine: str | N
 
 
 def refuse_overwriting(
-    path: str | Path, is_same: Callable[[Certificate], bool], *, force: bool, another: str = "file"
+    path: str | Path, differs: Callable[[Certificate], object], *, force: bool, another: str = "file"
 ) -> None:
     """Refuse to overwrite anything but a certificate of the same log and options.
 
     Args:
+        differs: whether the one that is there is another, such as its `differences`.
         another: what -o names.
 
     Raises:
@@ -691,7 +692,7 @@ def refuse_overwriting(
     if force or not Path(path).is_file():  # a folder is refused when it is written to
         return
     with suppress(CertificateError):
-        if is_same(Certificate.load(path)):
+        if not differs(Certificate.load(path)):
             return
     raise OutputError(
         f"{path}: already exists, and is not the certificate of the same log and options; name another {another} in -o, or "
