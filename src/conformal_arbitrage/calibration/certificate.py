@@ -755,9 +755,8 @@ _NO_RELAXATION = {
 
 def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     rule, promise, loss, evidence = certificate.rule, certificate.promise, certificate.loss, certificate.evidence
-    status = certificate.status
-    none = _NO_RELAXATION[status]
-    relaxation = none if certificate.relaxation is None else f"{certificate.relaxation:.12g}"
+    held = certificate.relaxation
+    relaxation = _NO_RELAXATION[certificate.status] if held is None else f"{held:.12g}"
     relaxation += f"  ({_AT_0[evidence.router]})" if certificate.relaxation == 0 else ""
     facts = [
         ("relaxation", relaxation),
@@ -776,7 +775,7 @@ def _pair_facts(certificate: "Certificate") -> list[tuple[str, str]]:
     if isinstance(promise, Cluster):
         sizes = f"at most {n_rows(promise.max_cluster_size)} each"
         facts.append(("clusters", f"{promise.clusters} by '{promise.cluster}', {sizes}"))
-    if status in ("ok", "learned"):
+    if held is not None or certificate.learned is not None:
         gross = f" (with gains not counted {loss.regret:.4f})" if isinstance(loss, Net) else ""
         facts.append(("on this log", f"loss {evidence.empirical_risk:.4f}{gross}"))
     if certificate.looked_at is not None:

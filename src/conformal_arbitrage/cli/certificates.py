@@ -120,8 +120,7 @@ def calibrate_command(
         chain["missing_guardian"], engine = further["missing_guardian"], None
         certificate = calibrate_cascade(scores, alpha, key=secret.boundary_key, loss=loss, **chain)
     else:
-        scores = options.open_log(log, columns, place.engine, binarized=binarize)
-        engine = place.of(scores)
+        scores, engine = options.open_log(log, columns, place, binarized=binarize)
         certificate = calibrate(
             scores,
             alpha,
@@ -190,7 +189,7 @@ def _as_configured(alpha: str | None, guardian_sees: Any, config: str | None) ->
 def _show_certificate(
     certificate: Certificate, use: dict[str, Any] | None, alpha: str, output: str | None, *, full: bool, as_json: bool
 ) -> None:
-    if certificate.status == "always_defer":
+    if certificate.rule.status == "always_defer":
         warn(
             f"{n_rows(certificate.n)} cannot certify alpha {alpha}, so every query is deferred; at least "
             f"{_rows_needed(certificate)}"

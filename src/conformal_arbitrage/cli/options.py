@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from conformal_arbitrage.calibration.calibrate import RowFacts, count_rows, digest_parts
-from conformal_arbitrage.calibration.certificate import Certificate
+from conformal_arbitrage.calibration.certificate import Certificate, read_document
 from conformal_arbitrage.calibration.learned import Features
 from conformal_arbitrage.calibration.options import refuse_combination
 from conformal_arbitrage.calibration.secret import ProjectSecret
@@ -628,7 +628,13 @@ def _sampled(path: str, columns: Columns, rows: int, *, binarized: bool) -> Scor
     return sample.binarized() if binarized else sample
 
 
-def open_log(log: str, columns: Columns, engine: str | None, **how: Any) -> PairLog:
+def open_log(log: str, columns: Columns, place: Place, **how: Any) -> tuple[PairLog, Engine | None]:
+    """Return the log that an argument names, and where the work on it is done."""
+    scores = _opened(log, columns, place.engine, **how)
+    return scores, place.of(scores)
+
+
+def _opened(log: str, columns: Columns, engine: str | None, **how: Any) -> PairLog:
     """Return the table that table:NAME means in the Spark of --engine; any other log as `read_scores` does."""
     if not (log.startswith(_TABLE) and engine):
         return read_scores(log, columns, **how)
@@ -672,7 +678,7 @@ def log_of(certificate: Certificate, log: str, columns: Columns, engine: str | N
     """Return the log that a certificate is to be recomputed from, with the columns that options or the certificate name."""
     if certificate.is_cascade:
         return CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.models)
-    scores = open_log(log, columns.of(certificate), engine)
+    scores = _opened(log, columns.of(certificate), engine)
     part = certificate.provenance.part
     return scores.sample(part.sample) if part is not None and part.sample and isinstance(scores, ScoreParts) else scores
 
@@ -692,7 +698,7 @@ def refuse_overwriting(
     if force or not Path(path).is_file():  # a folder is refused when it is written to
         return
     with suppress(CertificateError):
-        if not differs(Certificate.load(path)):
+        if not differs(Certificate.from_dict(read_document(Path(path)), source=str(path))):
             return
     raise OutputError(
         f"{path}: already exists, and is not the certificate of the same log and options; name another {another} in -o, or "

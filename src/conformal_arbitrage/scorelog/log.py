@@ -523,8 +523,12 @@ class ScoreLog:
         Logs of other pairs, or of another confidence in the same answers, share one of the latter. Rows without ids may
         have the same scores by chance.
         """
-        columns = () if self.id is None else (self.primary, self.guardian)
-        sums = [sum_of_hashes(self.score_digits, self.offsets, [column], self.id) for column in columns]
+        if self.id is None:
+            return self.parents
+        ids = TextBytes.of(self.id)
+        sums = [
+            sum_of_hashes(self.score_digits, self.offsets, [column], ids) for column in (self.primary, self.guardian)
+        ]
         return (*self.parents, *(log_digest(len(self), total) for total in sums))
 
     def taken_from(self, *lineage: str) -> "ScoreLog":
