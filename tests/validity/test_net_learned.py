@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Features, ScoreLog, calibrate
-from conformal_arbitrage.core.ridge import STRENGTHS, decide_variants, fit_ridges, passed_by_signs, spendable_losses
+from conformal_arbitrage.core.ridge import (
+    STRENGTHS,
+    decide_variants,
+    fit_ridges,
+    left_out_kept,
+    passed_by_signs,
+    spendable_losses,
+)
 
 KEY = b"k" * 32
 PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])
@@ -210,6 +217,26 @@ def ridge_violations(sets, *, seed, signs=False, answers=False):
             total += int(loss[j]) * int(decided.kept[0])
         broken += total > alpha * n
     return broken
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_single_gain_is_decided_as_in_the_whole_set(answers):
+    """Where the query is the only gain the log has none, and must be walked all the same."""
+    rng, n, decided = np.random.default_rng(8), 16, 0
+    for _ in range(40):
+        features = np.column_stack([np.ones(n), rng.integers(0, 2, (n, 3)) / [1, 3, 3]])
+        loss = (rng.random(n) < 0.6).astype(np.int64)
+        loss[0] = -1
+        u, margin, said = rng.random(n), rng.integers(1, 4, n) / 4, rng.integers(0, 2, n) if answers else None
+        fits = fit_ridges(features, PENALTIES, loss, u, margin, strengths=STRENGTHS, answer=said)
+        rest = None if said is None else said[1:]
+        others = fit_ridges(features[1:], PENALTIES, loss[1:], u[1:], margin[1:], strengths=STRENGTHS, answer=rest)
+        query = None if said is None else said[:1]
+        [alone] = decide_variants([others], features[:1], u[:1], margin[:1], budgets=[3], answer=query)
+        whole = left_out_kept([fits], budget=3, with_margin=True)
+        decided += alone.kept[0]
+        assert alone.kept[0] == whole[0]
+    assert 0 < decided < 40
 
 
 def learned_from_signs(fits):

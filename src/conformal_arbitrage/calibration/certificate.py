@@ -1133,7 +1133,7 @@ class Certificate:
             )
         alpha, bound = (as_fraction(value, name="alpha") for value in (self.alpha, self.loss.bound))
         score = LearnedScore(
-            rows=unpack(packed, rule.terms, source),
+            rows=unpack(packed, rule.terms, source, net=isinstance(self.loss, Net)),
             packed=packed,
             digits=evidence.score_digits,
             budget=spendable_losses(alpha, bound, evidence.n),

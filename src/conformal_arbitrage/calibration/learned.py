@@ -254,6 +254,7 @@ class ScoreRows:
         menu_size: as declared.
         loss: -1, 0 or 1 of each, in units of the bound.
         u: the draw of each.
+        net: whether losses may be negative, though none may be.
     """
 
     rows: FeatureRows
@@ -261,6 +262,7 @@ class ScoreRows:
     menu_size: int | None
     loss: Integers
     u: Floats
+    net: bool
 
     @property
     def features(self) -> FeatureSet:
@@ -273,6 +275,7 @@ class ScoreRows:
         """Fit every strength of the penalty to as many features as `FeatureSet.widths` says, fewer first."""
         matrix, margin, features = self.matrix(), self.rows.margin, self.features
         weights = [features.penalties()[:width] for width in features.widths()]
+        answer = self.rows.answer if self.net else None
         return [
             fit_ridges(
                 matrix[:, : len(weight)],
@@ -281,7 +284,7 @@ class ScoreRows:
                 self.u,
                 margin,
                 strengths=STRENGTHS,
-                answer=self.rows.answer,
+                answer=answer,
             )
             for weight in weights
         ]
@@ -318,13 +321,14 @@ def pack(rows: ScoreRows) -> bytes:
     return content.getvalue()
 
 
-def unpack(packed: bytes, terms: LearnedTerms, source: str) -> ScoreRows:
+def unpack(packed: bytes, terms: LearnedTerms, source: str, *, net: bool) -> ScoreRows:
     """Return the rows in a .npz file.
 
     Args:
         packed: its content.
         terms: of the certificate, which it must agree with.
         source: where it came from, for messages.
+        net: whether the certificate's loss is the net loss.
 
     Raises:
         CertificateError: it was changed, or is not what the certificate describes.
@@ -341,7 +345,7 @@ def unpack(packed: bytes, terms: LearnedTerms, source: str) -> ScoreRows:
         )
     try:
         arrays = _read_arrays(packed, terms)
-        rows = _score_rows(arrays, terms)
+        rows = _score_rows(arrays, terms, net=net)
     except (ValueError, KeyError, OSError) as error:
         raise CertificateError(f"{source}: is damaged ({error}); calibrate again") from error
     return rows
@@ -368,7 +372,7 @@ def _read_arrays(packed: bytes, terms: LearnedTerms) -> dict[str, Any]:
     return arrays
 
 
-def _score_rows(arrays: Mapping[str, Any], terms: LearnedTerms) -> ScoreRows:
+def _score_rows(arrays: Mapping[str, Any], terms: LearnedTerms, *, net: bool) -> ScoreRows:
     names = tuple(str(name) for name in arrays["names"]) if "group" in terms.features else ()
     scores = arrays["scores"].reshape(terms.rows, terms.menu_size) if terms.menu_size is not None else None
     if not (arrays["margin"] > 0).all() or not np.isin(arrays["loss"], (-1, 0, 1)).all():
@@ -383,7 +387,7 @@ def _score_rows(arrays: Mapping[str, Any], terms: LearnedTerms) -> ScoreRows:
         answer=arrays["answer"].astype(np.int64) if "answer" in terms.features else None,
     )
     loss = arrays["loss"].astype(np.int64)
-    return ScoreRows(rows=rows, names=names, menu_size=terms.menu_size, loss=loss, u=arrays["u"])
+    return ScoreRows(rows=rows, names=names, menu_size=terms.menu_size, loss=loss, u=arrays["u"], net=net)
 
 
 def _named(places: Integers, names: tuple[str, ...]) -> list[str]:
@@ -469,7 +473,7 @@ class LearnedScore:
             known = bisect_left(places, len(rule.rotation))
             better = rule.decide(places[:known], values[:known], u, margin, unseen=new, answer=said, to_beat=to_beat)
             if better is not None:
-                decided, extra, to_beat = better, number, rule.to_beat(better)
+                decided, extra, to_beat = better, number, better.kept_rows
         assert decided is not None, "the first rule has nothing to beat"
         name = "margin" if decided.candidate == MARGIN else f"penalty {STRENGTHS[decided.candidate - 1]:g}"
         further = ["the answer"] * features.answers + ["the text"] * bool(features.text)

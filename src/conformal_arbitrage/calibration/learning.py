@@ -108,17 +108,19 @@ class LearnedRows:
         inputs: the rows.
         loss: of each, in units of the bound, rounded to -1, 0 or 1 by a draw.
         rounded: whose loss was neither before.
+        net: whether losses may be negative.
     """
 
     inputs: RowInputs
     loss: Integers
     rounded: Bools
+    net: bool
 
     def score_rows(self, chosen: Integers | Bools, u: Floats, menu_size: int | None) -> ScoreRows:
         """Return some of the rows, all of which must be used ones, with their draws."""
         index = np.arange(len(self.loss))[chosen]
         rows, names = self.inputs.feature_rows(index), self.inputs.group_names()
-        return ScoreRows(rows=rows, names=names, menu_size=menu_size, loss=self.loss[index], u=u[index])
+        return ScoreRows(rows=rows, names=names, menu_size=menu_size, loss=self.loss[index], u=u[index], net=self.net)
 
 
 def row_inputs(log: ScoreLog, options: CalibrationOptions, bound: Fraction) -> RowInputs:
@@ -177,6 +179,7 @@ def learned_rows(log: ScoreLog, options: CalibrationOptions, bound: Fraction) ->
         inputs=inputs,
         loss=((size > options.rounding_draws(log)) * np.sign(inputs.share)).astype(np.int64),
         rounded=(size > 0) & (size < 1) & inputs.used,
+        net=options.loss == "net",
     )
 
 

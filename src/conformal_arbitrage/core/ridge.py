@@ -275,7 +275,8 @@ class RidgeFits:
         weights: strengths x axes, the coefficients.
         unseen_penalty: the penalty weight of a column that only the query has, such as that of a new group.
         features: the logged rows' features, of the rows with a loss or gain only, to recognise copies of them.
-        answer: the place of each row's answer, by which gains are counted as rows are passed; None if it is unknown.
+        answer: the place of each row's answer, by which gains are counted as rows are passed; None without a net loss, or if
+            it is unknown. That no logged row has a gain must not matter: the query may be the one that has.
     """
 
     rotation: Floats
@@ -425,25 +426,19 @@ def decide_variants(
         numbered = [
             replace(decisions, candidate=decisions.candidate + place * len(fits.strengths)) for decisions in decided
         ]
-        best = [_best_of(*pair, fits) for pair in zip(best, numbered, strict=True)] if best else numbered
+        best = [_best_of(*pair) for pair in zip(best, numbered, strict=True)] if best else numbered
     return best
 
 
-def _best_of(first: LearnedDecisions, second: LearnedDecisions, fits: RidgeFits) -> LearnedDecisions:
+def _best_of(first: LearnedDecisions, second: LearnedDecisions) -> LearnedDecisions:
     """Return, for each query, the decision whose candidate keeps more rows; the first one among equals."""
-    better = second.count > first.count + _margin_lead(first.count, fits) * (first.candidate == MARGIN)
+    better = second.count > first.count
     return LearnedDecisions(
         kept=np.where(better, second.kept, first.kept),
         candidate=np.where(better, second.candidate, first.candidate),
         count=np.where(better, second.count, first.count),
         score=np.where(better, second.score, first.score),
     )
-
-
-def _margin_lead(count: Integers | int, fits: RidgeFits) -> Integers:
-    """Return how many rows more than the margin a learned score has to keep, where sizes only stand in for what counts."""
-    deferred = np.maximum(len(fits.loss) + 1 - np.asarray(count), 0)
-    return np.floor(np.sqrt(deferred) / 2).astype(np.int64) * fits.gains
 
 
 def decide_budgets(
@@ -529,11 +524,10 @@ def left_out_kept(variants: Sequence[RidgeFits], *, budget: int, with_margin: bo
             kept = (score < line) | ((score == line) & (fits.u < line_u))
         if kept.sum() > most:
             best, chosen, most = kept, number, int(kept.sum())
-            most += int(_margin_lead(most, fits)) * (number == by_margin)
-    if not fits.gains:
-        return best
     if fits.answer is not None and chosen != by_margin:
         return passed_by_signs(scores[chosen], fits.u, fits.loss, fits.answer, budget)
+    if not fits.gains:
+        return best
     order = np.lexsort((-fits.loss, fits.u, scores[chosen]))
     passed = np.empty(len(order), np.bool_)
     passed[order] = _highest_sums(fits.loss[order])[:-1] < budget
@@ -641,7 +635,7 @@ def _decide_block(
             rows, query_scores = _left_out_scores(fits, number - 1, kinds.features, kinds.unseen, copies)
         for k, budget in enumerate(budgets):
             counted, stands = _count(rows, query_scores, fits, u, budget, member)
-            if fits.gains and fits.answer is not None and number != MARGIN:
+            if fits.answer is not None and number != MARGIN:
                 lossy, said = fits.loss_rows, fits.answer
                 for query in np.flatnonzero(counted > best[k].count).tolist():
                     kind = member[query]
@@ -654,7 +648,7 @@ def _decide_block(
             candidate = LearnedDecisions(
                 kept=stands, candidate=np.full(n, number), count=counted, score=query_scores[member]
             )
-            best[k] = _best_of(best[k], candidate, fits)
+            best[k] = _best_of(best[k], candidate)
     return [replace(decisions, kept=decisions.kept & (kinds.margin > 0)[member]) for decisions in best]
 
 
@@ -872,12 +866,12 @@ class LearnedRule:
             to_beat: how many rows another rule keeps; None is returned if none keeps more.
         """
         best = self._by_margin(u, margin) if self.with_margin else None
-        to_beat = to_beat if best is None else self.to_beat(best)
+        to_beat = to_beat if best is None else best.kept_rows
         scores, query_scores = self._scores(places, values, unseen=unseen)
         for number, (count, kept, score) in enumerate(self._counts(scores, query_scores, u), start=1):
             if count > to_beat:
                 best, to_beat = LearnedDecision(kept=kept, candidate=number, kept_rows=count, score=score), count
-        if best is None or not self.gains or len(self.losses) < self.budget:
+        if best is None or len(self.losses) < self.budget or not (self.gains or self.answer is not None):
             return best
         if best.candidate == MARGIN:
             before = bisect_right(self.losses_by_margin, (-margin, u))
@@ -888,11 +882,6 @@ class LearnedRule:
         asked = ((query_score - SHIFT) / TICKS, u, answer)
         kept = _passes_by_signs((walked - SHIFT) / TICKS, self.u, self.loss, self.answer, asked, self.budget)
         return best._replace(kept=kept)
-
-    def to_beat(self, decision: LearnedDecision) -> int:
-        """Return how many rows another candidate must keep more than."""
-        lead = int(math.sqrt(max(self.rows + 1 - decision.kept_rows, 0)) / 2) if self.gains else 0
-        return decision.kept_rows + lead * (decision.candidate == MARGIN)
 
     def _passes(self, scores: Floats, query_score: float, u: float) -> bool:
         """Tell whether the query comes before the sum of losses, with one more, first exceeds the budget."""
