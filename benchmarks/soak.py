@@ -302,7 +302,9 @@ def recalibrated(log: ScoreLog) -> Recalibrated:
     """Calibrate on one half of the rows, drawn at random, and decide what the Guardian scored of the other."""
     order = np.random.default_rng(5).permutation(len(log))
     half = len(log) // 2
-    rule = calibrate(log.select(order[:half]), ALPHA, guardian_sees="all", missing_guardian="worst_case")
+    rule = calibrate(
+        log.select(order[:half]), ALPHA, guardian_sees="all", missing_guardian="worst_case", key=OURS.boundary_key
+    )
     rest = log.select(order[half:])
     rest = rest.select(~rest.missing)
     decisions = rule.apply(rest)

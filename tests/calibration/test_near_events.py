@@ -73,9 +73,10 @@ def plain_log(rows, seed=0):
     return ScoreLog.from_arrays(rng.random((rows, 3)), rng.random((rows, 3)), id=[f"q{k}" for k in range(rows)])
 
 
-def passes(parts, alpha, **keywords):
+def passes(parts, alpha, *, boundary="include", **keywords):
+    """Return a certificate and how many passes it took: for draws it takes one more."""
     lines = []
-    certificate = calibrate(parts, alpha, progress=lines.append, **keywords)
+    certificate = calibrate(parts, alpha, boundary=boundary, progress=lines.append, **keywords)
     return certificate, len(lines)
 
 
@@ -86,7 +87,10 @@ def test_one_pass_is_enough_where_a_sample_tells_where_the_threshold_is(tmp_path
     parts = ScoreParts.read(write_parts(log, tmp_path / "p", [30_000, 31_000]), rows_per_part=20_000)
     certificate, seen = passes(parts, "0.05", guardian_sees=sees)
     assert seen == 1
-    assert not same(calibrate(log, "0.05", guardian_sees=sees), certificate)
+    assert not same(calibrate(log, "0.05", guardian_sees=sees, boundary="include"), certificate)
+    drawn, seen = passes(parts, "0.05", guardian_sees=sees, boundary="random")
+    assert seen == 2
+    assert not same(calibrate(log, "0.05", guardian_sees=sees), drawn)
 
 
 def test_rows_that_are_sorted_mislead_the_sample_and_a_second_pass_puts_it_right(tmp_path, monkeypatch):
@@ -98,7 +102,7 @@ def test_rows_that_are_sorted_mislead_the_sample_and_a_second_pass_puts_it_right
     parts = ScoreParts.read(write_parts(log, tmp_path / "p", []))
     certificate, seen = passes(parts, "0.05")
     assert seen == 2
-    assert not same(calibrate(log, "0.05"), certificate)
+    assert not same(calibrate(log, "0.05", boundary="include"), certificate)
 
 
 def test_scores_of_unusual_size_are_surveyed_twice_with_one_guess(tmp_path, monkeypatch):
@@ -117,7 +121,7 @@ def test_a_guess_that_would_keep_too_much_keeps_nothing(tmp_path, monkeypatch):
     log = plain_log(5000)
     certificate, seen = passes(ScoreParts.read(write_parts(log, tmp_path / "p", [1500])), "0.05")
     assert seen == 2
-    assert not same(calibrate(log, "0.05"), certificate)
+    assert not same(calibrate(log, "0.05", boundary="include"), certificate)
 
 
 def test_samples_are_spread_over_parts_and_never_leave_them(tmp_path):

@@ -354,7 +354,7 @@ def test_the_path_in_the_readme_leads_from_a_clone_to_a_certificate(tmp_path):
     secret = ProjectSecret.find()
     certificate = Certificate.load(tmp_path / "work" / "certificate.json", secret=secret)
     log = ScoreLog.read(tmp_path / "work" / "log.parquet")
-    assert certificate.n == 350
+    assert certificate.n == len(log) == 500
     assert 0 < certificate.apply(log).deferred.mean() < 1
 
 

@@ -70,7 +70,7 @@ def certificate(alpha, rows=400):
     )
     who = {f.__name__: dict(FunctionScorer(f, name=f.__name__).identity) for f in (primary, guardian)}
     object.__setattr__(log, "identities", who)
-    return calibrate(log, alpha, guardian_sees="all").sign(OURS)
+    return calibrate(log, alpha, guardian_sees="all", key=OURS.boundary_key).sign(OURS)
 
 
 def write_config(folder, database, *, audit_rate=0.3, alpha=0.1):

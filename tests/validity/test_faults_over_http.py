@@ -62,7 +62,7 @@ def rule():
     log = log_of(*rows_of(f"calibration-{k}" for k in range(4000)))
     who = {f.__name__: dict(FunctionScorer(f, name=f.__name__).identity) for f in (primary, guardian)}
     object.__setattr__(log, "identities", who)
-    return calibrate(log, SERVED, guardian_sees="all").sign(OURS)
+    return calibrate(log, SERVED, guardian_sees="all", key=OURS.boundary_key).sign(OURS)
 
 
 def write_config(folder, limit):

@@ -44,7 +44,7 @@ class Traffic:
         log = ScoreLog.from_arrays(
             [row.primary for row in rows], [row.guardian for row in rows], id=range(FIRST), identities=IDENTITIES
         )
-        return calibrate(log, ALPHA).sign(SECRET)
+        return calibrate(log, ALPHA, key=SECRET.boundary_key).sign(SECRET)
 
     def events(self, policy, count):
         """Decisions that the audit coin drew, each with its audit."""
