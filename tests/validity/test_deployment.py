@@ -7,7 +7,6 @@ import pytest
 
 from conformal_arbitrage import (
     ConformalArbitrage,
-    OptionError,
     ProjectSecret,
     Query,
     ScoreLog,

@@ -127,18 +127,13 @@ def test_a_pair_certified_on_all_rows_keeps_its_budget(monkeypatch):
     assert measured[0] > 0.8 * ONE_ALPHA, "and spends it"
 
 
-def test_a_score_chosen_by_trying_every_choice_on_the_certified_rows_breaks_it(monkeypatch):
-    """The planted bug: of the margin and scores with and without answers, the one that keeps most certified rows."""
-
-    def kept(certificate, log):
-        return int((~certificate.apply(log).deferred).sum())
-
-    def cheapest(log, alpha, *, options):
-        rules = [replace(options, score="margin", features=None), options, replace(options, score="learned")]
-        return max((original(log, alpha, options=rule) for rule in rules), key=lambda made: kept(made, log))
+def test_one_loss_too_many_is_caught(monkeypatch):
+    def generous(log, alpha, *, options):
+        certificate = original(log, alpha, options=options)
+        return replace(certificate, fit=replace(certificate.fit, budget=certificate.fit.budget + 1))
 
     original = recommendation.calibrate
-    monkeypatch.setattr(recommendation, "calibrate", cheapest)
+    monkeypatch.setattr(recommendation, "calibrate", generous)
     measured, _ = measure_one_pair(monkeypatch, 400)
     assert not keeps(ONE_ALPHA, measured), measured
 

@@ -917,20 +917,7 @@ def draw_batch(
     n = len(items.risk)
     if not 1 <= sample <= n:
         raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
-    chosen = [
-        float(share),
-        float(level),
-        sample,
-        secret.id,
-        *([pilot] if pilot else []),
-        *(["graded"] if graded else []),
-    ]
-    number, spent = _note_draw(user_folder() / DRAWS_FILE, items, chosen)
-    if spent >= 1:
-        raise OptionError(
-            f"this is draw {number} from these items, and together the draws may fail with probability {float(spent):g}, so "
-            "that nothing is promised by a choice among them; keep the first draw, or let experts label every item"
-        )
+    number, spent = _counted_draw(items, [float(share), float(level), sample, secret.id, pilot, graded])
     terms = BatchTerms(
         table=str(source) if isinstance(source, str | Path) else None,
         columns=columns,
@@ -948,6 +935,17 @@ def draw_batch(
         secret_id=secret.id,
     )
     return DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret, items.names))
+
+
+def _counted_draw(items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction]:
+    """Note a draw; return its number, and with which probability all so far may fail. Refuse one that promises nothing."""
+    number, spent = _note_draw(user_folder() / DRAWS_FILE, items, chosen)
+    if spent >= 1:
+        raise OptionError(
+            f"this is draw {number} from these items, and together the draws may fail with probability {float(spent):g}, so "
+            "that nothing is promised by a choice among them; keep the first draw, or let experts label every item"
+        )
+    return number, spent
 
 
 def _refuse_unordered(source: object, columns: BatchColumns) -> None:
