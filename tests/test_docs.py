@@ -68,7 +68,8 @@ def verify_certificates(folder, known=()):
 def run_shell(code):
     """Run the commands; of a make target only check that it exists, since it would install everything again."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    for line in code.replace("source .venv/bin/activate\n", "").splitlines():  # which the path stands for
+    code = code.replace("\\\n", "").replace("source .venv/bin/activate\n", "")  # which the path stands for
+    for line in code.splitlines():
         dry = line.startswith("make ")
         command = line.replace("make ", "make --dry-run ", 1) if dry else line
         done = subprocess.run(
