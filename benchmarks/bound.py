@@ -20,7 +20,7 @@ import numpy as np
 from conformal_arbitrage import Features, ScoreLog, evaluate
 from conformal_arbitrage.calibration.learning import RidgeLearner, row_inputs
 from conformal_arbitrage.calibration.options import CalibrationOptions
-from conformal_arbitrage.core.ridge import FeatureSet, feature_matrix
+from conformal_arbitrage.core.features import FeatureSet, feature_matrix
 
 LOGS = {
     "mmlu-claude3sonnet-deepseek": 4, "science": None, "judge-pairs-mistral7b-gpt4": None, "sciq-llama8b-gpt4o": None,

@@ -31,7 +31,7 @@ from conformal_arbitrage.calibration.promises import (
 from conformal_arbitrage.calibration.promises import (
     Path as PathRule,
 )
-from conformal_arbitrage.calibration.words import guarantee, summary
+from conformal_arbitrage.calibration.sentences import guarantee, summary
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [

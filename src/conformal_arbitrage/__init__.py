@@ -50,7 +50,7 @@ if _typing.TYPE_CHECKING:  # loaded on first use: a command, or a script, should
     from conformal_arbitrage.evaluation.inspection import Inspection, inspect
     from conformal_arbitrage.evaluation.recommendation import Recommendation, recommend
     from conformal_arbitrage.live.rule import ConformalArbitrage, ConformalRouter, Policy, RandomRouter, SingleModel
-    from conformal_arbitrage.models.wrappers import Price
+    from conformal_arbitrage.models.resilience import Price
     from conformal_arbitrage.scorelog.log import CostOptions, ScoreLog, Usage
     from conformal_arbitrage.scorelog.parts import ScoreParts
     from conformal_arbitrage.scorelog.spark import SparkTable
@@ -161,7 +161,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "evaluation.inspection": ("Inspection inspect "),
         "evaluation.recommendation": ("Recommendation recommend "),
         "live.rule": ("ConformalArbitrage ConformalRouter Policy RandomRouter SingleModel "),
-        "models.wrappers": ("Price "),
+        "models.resilience": ("Price "),
         "scorelog.log": ("CostOptions ScoreLog Usage "),
         "scorelog.parts": ("ScoreParts "),
         "scorelog.spark": ("SparkTable "),

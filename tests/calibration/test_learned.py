@@ -22,7 +22,7 @@ from conformal_arbitrage.calibration.learning import learn_score
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.schedule import refuse_renewal, refuse_tightening
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw
-from conformal_arbitrage.core.ridge import ANSWERS, left_out_kept
+from conformal_arbitrage.core.features import ANSWERS, left_out_kept
 from conformal_arbitrage.monitoring.lines import certificate_lines
 from tests.certificates import altered, edited
 

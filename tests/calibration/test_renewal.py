@@ -15,7 +15,7 @@ from conformal_arbitrage.calibration.schedule import (
     rows_after_alarm,
     tightened,
 )
-from conformal_arbitrage.calibration.words import chain_facts
+from conformal_arbitrage.calibration.sentences import chain_facts
 from conformal_arbitrage.errors import CertificateError, OptionError
 from tests.certificates import altered
 

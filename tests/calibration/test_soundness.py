@@ -9,7 +9,7 @@ from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.errors import CertificateError, ConfigError
 from conformal_arbitrage.live.config import read_config, write_pinned
 from conformal_arbitrage.models import Call, ChatAnswerer, HumanScorer, Reply, Scores, Settings
-from conformal_arbitrage.models.wrappers import Cache
+from conformal_arbitrage.models.resilience import Cache
 from tests.live.test_policy import QUERY, certify, scorer
 
 

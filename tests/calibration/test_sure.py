@@ -19,7 +19,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.calibration.options import STOPS, refusal, shared_size, threshold_rows
 from conformal_arbitrage.calibration.planning import sure_rows_needed
-from conformal_arbitrage.calibration.words import as_written
+from conformal_arbitrage.calibration.sentences import as_written
 from conformal_arbitrage.core.trials import draw_splits
 from tests.certificates import PLACES, altered, edited
 

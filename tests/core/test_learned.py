@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import OptionError
-from conformal_arbitrage.core.ridge import (
+from conformal_arbitrage.core.features import (
     STRENGTHS,
     FeatureRows,
     FeatureSet,
@@ -19,7 +19,7 @@ from conformal_arbitrage.core.ridge import (
     spendable_losses,
     unseen_groups,
 )
-from conformal_arbitrage.core.ridge import _left_out_scores as left_out_scores
+from conformal_arbitrage.core.features import _left_out_scores as left_out_scores
 
 
 def world(rng, n, *, discrete, columns=4):

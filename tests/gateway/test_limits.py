@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from conformal_arbitrage.models.wrappers import Window
+from conformal_arbitrage.models.resilience import Window
 from tests.gateway.house import CHAT, DECISION, MENU, QUESTION, UNSURE, error_of, hanging, says, until, votes
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from conformal_arbitrage.errors import OptionError
-from conformal_arbitrage.models.wrappers import Price, dollars, list_price
+from conformal_arbitrage.models.resilience import Price, dollars, list_price
 from conformal_arbitrage.types import Spent
 
 OPENAI = "https://api.openai.com/v1"

@@ -18,7 +18,7 @@ from conformal_arbitrage.errors import (
 from conformal_arbitrage.models import Answer, Cache, ChatAnswerer, Settings
 from conformal_arbitrage.models.endpoint import LARGEST_STREAM, Assembly, Endpoint, events
 from conformal_arbitrage.models.port import Call, Reply, Wrapper
-from conformal_arbitrage.models.wrappers import Limit, RateLimit, Retry
+from conformal_arbitrage.models.resilience import Limit, RateLimit, Retry
 from conformal_arbitrage.types import ChatRequest, Spent
 from tests.scripted import Stream, Upstream, chunk, completion, ending, sse
 from tests.sockets import Sockets

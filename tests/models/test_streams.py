@@ -8,7 +8,7 @@ import pytest
 from conformal_arbitrage.errors import CostLimitError, DeadlineError, UpstreamError
 from conformal_arbitrage.models.endpoint import Endpoint
 from conformal_arbitrage.models.port import Call, Reply, WholePort, Wrapper
-from conformal_arbitrage.models.wrappers import (
+from conformal_arbitrage.models.resilience import (
     Breaker,
     Cache,
     Capped,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import Features, ScoreLog, calibrate
-from conformal_arbitrage.core.ridge import (
+from conformal_arbitrage.core.features import (
     STRENGTHS,
     decide_variants,
     fit_ridges,

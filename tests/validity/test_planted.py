@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformal_arbitrage.core import ridge
+from conformal_arbitrage.core import features as ridge
 from conformal_arbitrage.core.chains import GUARDIAN, PathStop, path_choice
-from conformal_arbitrage.core.ridge import STRENGTHS, decide_learned, fit_ridges, spendable_losses
+from conformal_arbitrage.core.features import STRENGTHS, decide_learned, fit_ridges, spendable_losses
 
 pytestmark = pytest.mark.proof
 PENALTIES = np.array([0.001, 0.1, 1.0, 1.0])

@@ -23,10 +23,10 @@ from conformal_arbitrage.calibration.certificate import Certificate, batch_figur
 from conformal_arbitrage.calibration.learned import WIDTH, answer_place, text_embedding
 from conformal_arbitrage.calibration.promises import POOR_LABEL, WRONG_LABEL, Batch, Cutoff, Evidence
 from conformal_arbitrage.calibration.secret import ProjectSecret, user_folder
-from conformal_arbitrage.calibration.words import wrong_allowed
+from conformal_arbitrage.calibration.sentences import wrong_allowed
 from conformal_arbitrage.core.bounds import accepts_sample, hypergeometric_limit, shared_bets
 from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows
-from conformal_arbitrage.core.ridge import STRENGTHS, FeatureRows, FeatureSet, feature_matrix, fit_ridges, rounded
+from conformal_arbitrage.core.features import STRENGTHS, FeatureRows, FeatureSet, feature_matrix, fit_ridges, rounded
 from conformal_arbitrage.core.risk import Number, as_fraction
 from conformal_arbitrage.errors import CertificateError, ConfigError, OptionError, OutputError, ScoreLogError
 from conformal_arbitrage.scorelog.log import Words, cell_hashes, log_digest, mixed, read_confidence, sum_of_hashes

@@ -66,7 +66,7 @@ from conformal_arbitrage.calibration.promises import (
     is_chain,
 )
 from conformal_arbitrage.calibration.secret import ProjectSecret, draw, drawing, question_draw
-from conformal_arbitrage.calibration.words import (
+from conformal_arbitrage.calibration.sentences import (
     as_written,
     chain_facts,
     chain_text,
@@ -92,7 +92,7 @@ from conformal_arbitrage.core.exact import (
     row_margin,
     row_sight,
 )
-from conformal_arbitrage.core.ridge import spendable_losses
+from conformal_arbitrage.core.features import spendable_losses
 from conformal_arbitrage.core.risk import SMALLEST_BOUND, GuardianSees, as_fraction
 from conformal_arbitrage.errors import CertificateError, LaterCertificateError, OptionError, ScoreLogError
 from conformal_arbitrage.scorelog.fitness import column_texts

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from conformal_arbitrage.core.chains import normal_answer
 from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers, n_rows, row_argmax
-from conformal_arbitrage.core.ridge import (
+from conformal_arbitrage.core.features import (
     ANSWERS,
     MARGIN,
     STRENGTHS,

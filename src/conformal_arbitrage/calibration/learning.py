@@ -25,7 +25,7 @@ from conformal_arbitrage.calibration.learned import (
 from conformal_arbitrage.calibration.options import CalibrationOptions
 from conformal_arbitrage.calibration.planning import split
 from conformal_arbitrage.core.exact import SINGLE_DIGITS, Bools, Floats, Integers, margins, row_argmax
-from conformal_arbitrage.core.ridge import (
+from conformal_arbitrage.core.features import (
     STRENGTHS,
     VERSION,
     FeatureRows,

@@ -35,8 +35,8 @@ from conformal_arbitrage.live.check import grader_change
 from conformal_arbitrage.live.config import read_config, webhooks_of
 from conformal_arbitrage.live.service import verify_record
 from conformal_arbitrage.models.kinds import has_terminal
+from conformal_arbitrage.models.resilience import dollars
 from conformal_arbitrage.models.webhook import WebhookEndpoint
-from conformal_arbitrage.models.wrappers import dollars
 from conformal_arbitrage.store import integrity, outbox, pages
 from conformal_arbitrage.store import keys as stored_keys
 from conformal_arbitrage.store import policies as stored_policies

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from conformal_arbitrage.calibration.certificate import Certificate
 from conformal_arbitrage.calibration.promises import Net, PerSession
-from conformal_arbitrage.calibration.words import as_written
+from conformal_arbitrage.calibration.sentences import as_written
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import (
     print_facts,
@@ -57,8 +57,8 @@ from conformal_arbitrage.live.rule import (
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.completions import SETTINGS, checked_settings
 from conformal_arbitrage.models.kinds import ROLES, Form, has_terminal
+from conformal_arbitrage.models.resilience import dollars, stored_cost
 from conformal_arbitrage.models.webhook import url_mistake
-from conformal_arbitrage.models.wrappers import dollars, stored_cost
 from conformal_arbitrage.scorelog.cascade import CascadeLog
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import write_text

@@ -32,7 +32,7 @@ from conformal_arbitrage.models.port import (
     together,
     work_through,
 )
-from conformal_arbitrage.models.wrappers import (
+from conformal_arbitrage.models.resilience import (
     Cache,
     Estimate,
     Pricing,

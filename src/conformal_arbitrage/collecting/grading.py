@@ -33,7 +33,7 @@ from conformal_arbitrage.live.graders import COMPARISONS, Grader, JudgeGrader
 from conformal_arbitrage.live.reviewers import REVIEW_PAGE
 from conformal_arbitrage.models.chat import answer_text
 from conformal_arbitrage.models.port import fingerprint, spent_of, work_through
-from conformal_arbitrage.models.wrappers import RateLimit, SpendingLimit
+from conformal_arbitrage.models.resilience import RateLimit, SpendingLimit
 from conformal_arbitrage.scorelog.tables import write_text
 from conformal_arbitrage.store import events, reviews
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades

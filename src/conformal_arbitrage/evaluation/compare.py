@@ -15,7 +15,7 @@ from conformal_arbitrage.calibration.notebook import html_paragraph, html_table
 from conformal_arbitrage.calibration.options import resolve_options
 from conformal_arbitrage.core.bounds import binomial_limit
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, n_rows
-from conformal_arbitrage.core.ridge import (
+from conformal_arbitrage.core.features import (
     STRENGTHS,
     FeatureRows,
     FeatureSet,

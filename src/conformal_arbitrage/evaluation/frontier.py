@@ -24,10 +24,10 @@ from conformal_arbitrage.calibration.options import (
     threshold_rows,
 )
 from conformal_arbitrage.calibration.planning import rows_needed
-from conformal_arbitrage.calibration.words import chain_text
+from conformal_arbitrage.calibration.sentences import chain_text
 from conformal_arbitrage.core.bounds import binomial_spendable
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
-from conformal_arbitrage.core.ridge import decide_variants, feature_matrix, spendable_losses, unseen_groups
+from conformal_arbitrage.core.features import decide_variants, feature_matrix, spendable_losses, unseen_groups
 from conformal_arbitrage.core.risk import GuardianSees, Number, check_alpha, events_of
 from conformal_arbitrage.core.trials import (
     Name,

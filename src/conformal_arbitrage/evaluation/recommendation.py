@@ -23,7 +23,7 @@ from conformal_arbitrage.calibration.promises import CertifiedPart
 from conformal_arbitrage.calibration.secret import project_key
 from conformal_arbitrage.core.bounds import Interval, binomial_interval
 from conformal_arbitrage.core.exact import Bools, n_rows, row_argmax
-from conformal_arbitrage.core.ridge import LARGEST_FIXED_MENU
+from conformal_arbitrage.core.features import LARGEST_FIXED_MENU
 from conformal_arbitrage.core.risk import Number, as_fraction, check_alpha
 from conformal_arbitrage.errors import ConfigError, InfeasibleError, OptionError
 from conformal_arbitrage.evaluation.frontier import evaluate

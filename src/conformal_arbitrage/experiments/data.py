@@ -18,7 +18,7 @@ from conformal_arbitrage.errors import OptionError, SourceError
 from conformal_arbitrage.experiments.protocol import Part, Source
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.models.others import ReplayScorer
-from conformal_arbitrage.models.wrappers import dollars, stored_cost
+from conformal_arbitrage.models.resilience import dollars, stored_cost
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import FORMATS, Table
 from conformal_arbitrage.types import Query

@@ -28,7 +28,7 @@ from conformal_arbitrage.gateway.audience import Caller
 from conformal_arbitrage.gateway.auth import Authenticator
 from conformal_arbitrage.gateway.metrics import Metrics
 from conformal_arbitrage.live.config import GatewayConfig
-from conformal_arbitrage.models.wrappers import Window
+from conformal_arbitrage.models.resilience import Window
 from conformal_arbitrage.store.keys import Scope
 from conformal_arbitrage.store.record import JSONObject
 

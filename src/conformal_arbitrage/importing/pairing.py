@@ -16,7 +16,7 @@ from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.live.graders import COMPARISONS, Comparison, FunctionGrader, Grader
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.models.port import fingerprint, work_through
-from conformal_arbitrage.models.wrappers import SpendingLimit
+from conformal_arbitrage.models.resilience import SpendingLimit
 from conformal_arbitrage.scorelog.log import ScoreLog, Usage
 from conformal_arbitrage.scorelog.tables import Table, strings
 from conformal_arbitrage.types import ChatRequest, Messages, as_list, transcript

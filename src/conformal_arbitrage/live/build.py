@@ -28,7 +28,7 @@ from conformal_arbitrage.models.kinds import BuildContext, ModelConfig, Section,
 from conformal_arbitrage.models.others import HumanConfig
 from conformal_arbitrage.models.port import Answerer, Port, Scorer, WrappedModel
 from conformal_arbitrage.models.rendering import RENDERING, VERBATIM, Shuffled
-from conformal_arbitrage.models.wrappers import (
+from conformal_arbitrage.models.resilience import (
     Breaker,
     Cache,
     Capped,

@@ -35,7 +35,7 @@ if _typing.TYPE_CHECKING:
         Wrapper,
     )
     from conformal_arbitrage.models.rendering import Confidences, PairPrompt, Prompt, Shuffled
-    from conformal_arbitrage.models.wrappers import (
+    from conformal_arbitrage.models.resilience import (
         Breaker,
         Cache,
         Capped,
@@ -104,7 +104,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would take every unknown name fo
         "others": "FunctionConfig FunctionScorer HumanScorer LocalScorer ReplayScorer",
         "port": "Answer Answerer Call Identity Port Reply Scorer Scores StreamingAnswerer WholePort Wrapper",
         "rendering": "Confidences PairPrompt Prompt Shuffled",
-        "wrappers": "Breaker Cache Capped Limit Price Priced RateLimit Retry SpendingLimit",
+        "resilience": "Breaker Cache Capped Limit Price Priced RateLimit Retry SpendingLimit",
     }
     _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

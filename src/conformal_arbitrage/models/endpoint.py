@@ -15,7 +15,7 @@ import msgspec
 
 from conformal_arbitrage.errors import ConfigError, DeadlineError, UpstreamError
 from conformal_arbitrage.models.port import UNKNOWN, Call, Reply, until
-from conformal_arbitrage.models.wrappers import Breaker
+from conformal_arbitrage.models.resilience import Breaker
 from conformal_arbitrage.types import JSON, Chunk, Spent, as_object
 
 if TYPE_CHECKING:

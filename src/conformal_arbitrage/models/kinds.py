@@ -23,7 +23,7 @@ from conformal_arbitrage.errors import ArbitrageError, ConfigError, ScorerError,
 from conformal_arbitrage.models.completions import Mode, RequestSettings, Settings, TokenField
 from conformal_arbitrage.models.endpoint import FAILURES, Endpoint, Pool, key_from
 from conformal_arbitrage.models.port import Answerer, Port, Scorer
-from conformal_arbitrage.models.wrappers import Breaker, Price, Pricing, list_price
+from conformal_arbitrage.models.resilience import Breaker, Price, Pricing, list_price
 from conformal_arbitrage.types import Role, Spent
 
 # --- Code that the user wrote ---

@@ -30,7 +30,7 @@ from conformal_arbitrage.calibration.promises import (
     Threshold,
 )
 from conformal_arbitrage.core.exact import n_rows
-from conformal_arbitrage.core.ridge import spendable_losses
+from conformal_arbitrage.core.features import spendable_losses
 from conformal_arbitrage.core.risk import as_fraction
 
 

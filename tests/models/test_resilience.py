@@ -18,7 +18,7 @@ from conformal_arbitrage.errors import (
 )
 from conformal_arbitrage.models.endpoint import Endpoint
 from conformal_arbitrage.models.port import IN_BACKGROUND, Call, Reply
-from conformal_arbitrage.models.wrappers import (
+from conformal_arbitrage.models.resilience import (
     Breaker,
     Cache,
     Capped,
