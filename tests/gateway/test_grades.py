@@ -40,7 +40,6 @@ def test_the_first_grades_count_and_others_need_a_reason(house, bug, monkeypatch
     [record] = gateway.records()
     assert [(one.grades.primary, one.reason) for one in record.feedback] == [(0.0, None), (1.0, "misread")]
     if bug:  # planted: the last grades count
-        last = "conformal_arbitrage.collecting.records._first_grades"
-        monkeypatch.setattr(last, lambda one: one.feedback[-1].grades)
+        monkeypatch.setattr("conformal_arbitrage.store.events.first_graded", lambda one: one.feedback[-1])
     log = ScoreLog.read(exported(gateway, "--score-log"))
     assert (log.guardian.tolist() == [1.0, 0.0]) is not bug

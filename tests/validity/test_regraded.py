@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.collecting.records import _first_grades as first_grades
+from conformal_arbitrage.store.events import first_graded
 from conformal_arbitrage.store.record import FeedbackBody, Grades
 from tests.validity.simulation import keeps
 
@@ -24,6 +24,10 @@ def graded(right):
     """Return a record whose caller, once its answer was graded wrong, sends better grades after."""
     grades = [Grades(primary=right, guardian=1.0)] + ([] if right else [Grades(primary=1.0, guardian=1.0)])
     return SimpleNamespace(feedback=[FeedbackBody(grades=both) for both in grades])
+
+
+def first_grades(record):
+    return first_graded(record).grades
 
 
 def last_grades(record):
