@@ -129,7 +129,7 @@ async def send(gateway, world, question, key=None):
     scope = {"type": "http", "method": "POST", "headers": []}
     request = Incoming(scope, receive, None, caller=Caller("k", "call"), content=body, idempotency_key=key)
     try:
-        reply = await gateway.decisions(request)
+        reply = await gateway.answer("/v1/decisions", request)
     except (GuardianError, QuotaError, RequestError):
         return None
     [answer] = msgspec.json.decode(reply.body)["answers"]
