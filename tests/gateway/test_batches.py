@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.store import integrity
 from conformal_arbitrage.store.reviews import labelling
-from tests.gateway.durability import run_sql
+from tests.gateway.durability import SECRET, run_sql
 from tests.gateway.house import until
 from tests.gateway.people import LONG, TEAM, PeopleHouse
 
@@ -20,8 +20,12 @@ LABELS = ("no", "perhaps", "yes")
 
 @pytest.fixture
 def gate(house, monkeypatch, tmp_path):
-    """A gateway with a team of two, whose folder is the one to work in."""
+    """A gateway with a team of two, whose folder is the one to work in.
+
+    The secret, and with it every draw, is the same in each run: one draw in forty leaves nothing to experts.
+    """
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("ARBITRAGE_SECRET", SECRET)
     gate = house(PeopleHouse, members=("ann", "bob"), certificate=False, policy={"mode": "shadow"})
     monkeypatch.chdir(gate.folder)
     return gate
