@@ -19,7 +19,7 @@ from conformal_arbitrage import (
 )
 from conformal_arbitrage.calibration.cascade import apply_cascade, calibrate_cascade
 from conformal_arbitrage.calibration.certificate import is_cascade
-from conformal_arbitrage.calibration.promises import ChainEstimate
+from conformal_arbitrage.calibration.promises import ChainEstimate, ChainRows
 from conformal_arbitrage.calibration.tuning import estimate_chains, fit_chain, tuning_rows
 from conformal_arbitrage.core.chains import GUARDIAN, PRICES, answer_numbers
 from conformal_arbitrage.scorelog.cascade import CascadeLog, ModelColumns
@@ -270,6 +270,36 @@ def test_a_model_that_failed_is_passed_over(log):
     assert (apply_cascade(certificate, failing).answered_by[300:] >= 0).any()
     asked, following = certificate.next_model([None], [None], id="q1")
     assert following not in asked
+    assert certificate.evidence.missing_guardian_rows == 0
+    assert Certificate.from_dict(certificate.to_dict()) == certificate
+
+
+def test_a_model_that_nobody_asked_is_no_model_that_failed(log, tmp_path):
+    stopped = log.confidence[:, 0] > 0.5
+    later = stopped[:, None] & np.array([False, True, False])
+    columns = {name: np.where(later, np.nan, getattr(log, name)) for name in ("confidence", "grade", "cost")}
+    partial = replace(log, **columns, texts=np.where(later, "", log.texts))
+    partial.write(tmp_path / "partial.parquet")
+    read = CascadeLog.read(tmp_path / "partial.parquet", models=["small", "middle"])
+    assert read.unasked[:, 1].tolist() == stopped.tolist()
+    chain = ("small", "middle")
+    with pytest.raises(ScoreLogError, match=r"row \d+: middle was not asked .*collect --path.*worst_case"):
+        calibrate_cascade(read, "0.1", key=KEY, chain=chain)
+    counted = calibrate_cascade(read, "0.1", key=KEY, chain=chain, missing_guardian="worst_case")
+    assert counted.evidence.missing_guardian_rows > 0
+    assert verify(counted, read)
+    assert counted.path.cost > 0
+    decisions = apply_cascade(counted, read)
+    assert np.isfinite(decisions.cost).all()
+    assert (decisions.loss[stopped & (decisions.answered_by == 1)] == 1).all()
+    failed = replace(read, cost=np.where(np.isnan(read.cost), 0.0, read.cost))
+    assert calibrate_cascade(failed, "0.1", key=KEY, chain=chain).evidence.missing_guardian_rows == 0
+
+
+def test_a_cost_is_needed_of_every_answer(log):
+    unpriced = ModelColumns(confidence=[0.5, None], grade=[1, None], cost=[None, None], answer=["a", None])
+    with pytest.raises(ScoreLogError, match=r"row 1, column 'm_cost': no cost"):
+        CascadeLog.from_columns(id=[1, 2], models={"m": unpriced}, guardian_grade=[1, 1], guardian_cost=[1, 1])
 
 
 def test_graded_losses_are_rounded_by_a_draw_and_the_certificate_says_so():
@@ -343,9 +373,8 @@ def test_an_answer_of_its_own_features_counts_and_a_rare_one_does_not(log):
     chain = fit_chain(log, ("small",), "guardian_regret", None)
     assert set(chain.answers) == {"yes", "no", "maybe"}
     policies = np.full((1, 3), 30)
-    chosen, asked = chain.follow(
-        np.full((3, 1), 0.6), answer_numbers(["Yes ", "no", "nay"], chain.answers)[:, None], policies
-    )
+    numbers = answer_numbers(["Yes ", "no", "nay"], chain.answers)[:, None]
+    chosen, asked = chain.follow(ChainRows(np.full((3, 1), 0.6), numbers, np.zeros((3, 1), dtype=bool)), policies)
     assert asked.all()
     assert chosen[0, :2].tolist() == [0, GUARDIAN], "yes is always right in this world, no never"
     few = fit_chain(log.select(np.arange(20)), ("small",), "guardian_regret", None)

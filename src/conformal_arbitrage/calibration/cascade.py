@@ -31,6 +31,7 @@ from conformal_arbitrage.calibration.tuning import (
     stop_losses,
     stop_on,
     tuning_rows,
+    unknown_losses,
 )
 from conformal_arbitrage.core.chains import GUARDIAN, policies_of, rounded_losses
 from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers
@@ -167,9 +168,9 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
     places = rows.columns_of(chain.models)
     losses = stop_losses(rows, places, options.loss_name, options.missing_guardian)
     u, v = _draws(options.key, rows), _draws(hmac.digest(options.key, b"rounding v1", "sha256"), rows)
-    said = chain_rows(rows, chain.models, chain.answers)
-    stop = stop_on(chain, *said, rounded_losses(losses, v), u, alpha=budget)
-    chosen, asked = (part[0] for part in chain.follow(*said, policies_of(stop, u)[None]))
+    replies = chain_rows(rows, chain.models, chain.answers)
+    stop = stop_on(chain, replies, rounded_losses(losses, v), u, alpha=budget)
+    chosen, asked = (part[0] for part in chain.follow(replies, policies_of(stop, u)[None]))
     row_losses, cost = chosen_losses(losses, chosen[None])[0], asked_costs(rows, chain.models, chosen, asked)
     spread, risk = float(np.sqrt((row_losses**2).sum()) / n), float(row_losses.mean())
     regret = float(np.maximum(row_losses, 0.0).mean())
@@ -202,9 +203,7 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
             n=n,
             log_sha256=log.sha256(),
             empirical_risk=risk,
-            missing_guardian_rows=int(
-                (np.isnan(rows.guardian_grade) | np.isnan(rows.grade[:, places]).any(axis=1)).sum()
-            ),
+            missing_guardian_rows=int(unknown_losses(rows, places).any(axis=1).sum()),
             spread=spread,
         ),
         identities=_identities(log, chain.models),
@@ -216,7 +215,7 @@ def apply_cascade(certificate: Certificate, log: CascadeLog) -> CascadeDecisions
     """Decide every row of a log, which needs the columns of the chain's models."""
     rule = certificate.path
     chain, policies = rule.chain, policies_of(rule.stop, _draws(certificate.secret(), log))
-    chosen, asked = (part[0] for part in chain.follow(*chain_rows(log, chain.models, chain.answers), policies[None]))
+    chosen, asked = (part[0] for part in chain.follow(chain_rows(log, chain.models, chain.answers), policies[None]))
     name: LossName = "net" if isinstance(certificate.loss, Net) else "guardian_regret"
     losses = stop_losses(log, log.columns_of(chain.models), name, "worst_case")
     return CascadeDecisions(

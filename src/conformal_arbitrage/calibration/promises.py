@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -71,6 +71,20 @@ class ChainStep:
         return actions[next_actions(loss / np.array(PRICES)[policy - 1], ahead)]
 
 
+class ChainRows(NamedTuple):
+    """What the models of a chain did on the rows of a log, as rows x models.
+
+    Attributes:
+        confidence: NaN where a model gave none.
+        answers: numbered with the chain's `answers` first.
+        unasked: whether nobody asked the model.
+    """
+
+    confidence: Floats
+    answers: Integers
+    unasked: Bools
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChain:
     """Models, and the path: a policy for each price, from "always the Guardian" to ever cheaper ones.
@@ -88,14 +102,15 @@ class ModelChain:
     answers: tuple[str, ...]
     steps: tuple[ChainStep, ...]
 
-    def follow(self, confidence: Floats, answers: Integers, policy: Integers) -> tuple[Integers, Bools]:
+    def follow(self, rows: ChainRows, policy: Integers) -> tuple[Integers, Bools]:
         """Return who answers, a place in the chain or GUARDIAN, and who is asked: policies x rows, the latter x models.
 
+        A model whose answer nobody asked for answers, as the log cannot say what would follow: with the largest loss.
+
         Args:
-            confidence: rows x models of the chain; NaN where a model gave none.
-            answers: rows x models, numbered with the chain's `answers` first.
             policy: places on the path, as an array that broadcasts with the rows; 0 is "always the Guardian".
         """
+        confidence, answers, unasked = rows
         shape = np.broadcast_shapes(policy.shape, (1, len(confidence)))
         chosen, asked = np.full(shape, GUARDIAN), np.zeros((*shape, len(self.models)), dtype=np.bool_)
         reached: dict[tuple[int, ...], Bools] = {(): np.broadcast_to(policy > 0, shape)}
@@ -106,8 +121,10 @@ class ModelChain:
                 continue
             actions = self.step_actions(step, confidence, answers, policy)
             if step.asked:
-                asked[here, step.asked[-1]] = True
-                chosen[here & (actions == step.asked[-1])] = step.asked[-1]
+                last = step.asked[-1]
+                actions = np.where(unasked[:, last], last, actions)
+                asked[here, last] = True
+                chosen[here & (actions == last)] = last
             reached |= {(*step.asked, j): here & (actions == j) for j in self.later(step.asked)}
         return chosen, asked
 

@@ -9,7 +9,14 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from conformal_arbitrage.calibration.promises import MOST_MODELS, ChainEstimate, ChainStep, ModelChain, chain_steps
+from conformal_arbitrage.calibration.promises import (
+    MOST_MODELS,
+    ChainEstimate,
+    ChainRows,
+    ChainStep,
+    ModelChain,
+    chain_steps,
+)
 from conformal_arbitrage.core.chains import (
     GUARDIAN,
     NO_ANSWER,
@@ -64,37 +71,48 @@ def stop_losses(log: CascadeLog, places: Sequence[int], loss: LossName, missing:
     Raises:
         ScoreLogError: a loss is unknown, and that is not to be counted as the largest.
     """
-    difference = log.guardian_grade[:, None] - log.grade[:, places]
-    unknown = np.isnan(difference) & ~np.isnan(log.confidence[:, places])
+    unknown = unknown_losses(log, places)
     if unknown.any() and missing is None:
         row, j = (int(k) for k in np.argwhere(unknown)[0])
+        if log.unasked[row, places[j]]:
+            raise ScoreLogError(
+                f"{log.source}: row {row + 1}: {log.models[places[j]]} was not asked (no confidence and no cost). Ask every "
+                "model about every row, as `arbitrage collect --path` and shadow mode do; if it was asked and failed, give "
+                'the cost, 0 or more; or count such rows as the largest loss: missing_guardian="worst_case" '
+                "(--missing-guardian worst_case)"
+            )
         absent = np.isnan(log.guardian_grade[row])
         column = f"{log.guardian if absent else log.models[places[j]]}_grade"
         raise ScoreLogError(
             f"{log.source}: row {row + 1}, column '{column}': no grade; grade it, or count such rows as the largest loss: "
             'missing_guardian="worst_case" (--missing-guardian worst_case). A row that is dropped breaks the guarantee'
         )
-    losses = np.where(np.isnan(difference), unknown.astype(np.float64), difference)
+    difference = log.guardian_grade[:, None] - log.grade[:, places]
+    losses = np.where(unknown, 1.0, np.nan_to_num(difference))
     return np.maximum(losses, 0.0) if loss == "guardian_regret" else losses
 
 
-def chain_rows(log: CascadeLog, models: Sequence[str], known: Sequence[str]) -> tuple[Floats, Integers]:
-    """Return rows x models of a chain: the confidences, and the answers, numbered with the known ones first."""
+def unknown_losses(log: CascadeLog, places: Sequence[int]) -> Bools:
+    """Return rows x models: whether an answer has no grade, or nobody asked for one. A failed model has no loss."""
+    ungraded = np.isnan(log.guardian_grade)[:, None] | np.isnan(log.grade[:, places])
+    return log.unasked[:, places] | (ungraded & ~np.isnan(log.confidence[:, places]))
+
+
+def chain_rows(log: CascadeLog, models: Sequence[str], known: Sequence[str]) -> ChainRows:
+    """Return what the models of a chain did, with answers numbered with the known ones first."""
     places = log.columns_of(models)
     confidence = log.confidence[:, places]
     numbers = answer_numbers(log.texts[:, places].ravel().tolist(), known).reshape(confidence.shape)
-    return confidence, np.where(np.isnan(confidence), NO_ANSWER, numbers)
+    return ChainRows(confidence, np.where(np.isnan(confidence), NO_ANSWER, numbers), log.unasked[:, places])
 
 
-def stop_on(
-    chain: ModelChain, confidence: Floats, answers: Integers, losses: Integers, u: Floats, *, alpha: Fraction
-) -> PathStop | None:
+def stop_on(chain: ModelChain, rows: ChainRows, losses: Integers, u: Floats, *, alpha: Fraction) -> PathStop | None:
     """Return where rows stop on the path of a chain that was fitted on other rows; see `calibrate_path`.
 
     Args:
         losses: rows x models, rounded.
     """
-    chosen, _ = chain.follow(confidence, answers, np.arange(1, len(PRICES) + 1)[:, None])
+    chosen, _ = chain.follow(rows, np.arange(1, len(PRICES) + 1)[:, None])
     return calibrate_path(chosen_losses(losses, chosen), u, alpha=alpha)
 
 
@@ -116,7 +134,9 @@ def asked_costs(log: CascadeLog, models: Sequence[str], chosen: Integers, asked:
         chosen: per row, as for `chosen_losses`.
         asked: rows x models.
     """
-    dollars = np.where(asked, log.cost[:, log.columns_of(models)], 0.0).sum(axis=1)
+    places = log.columns_of(models)
+    known = np.where(log.unasked, log.mean_costs, log.cost)[:, places]
+    dollars = np.where(asked, known, 0.0).sum(axis=1)
     return dollars + np.where(chosen == GUARDIAN, log.guardian_cost, 0.0)
 
 
@@ -131,10 +151,10 @@ def fit_chain(
     if not 1 <= len(models) <= MOST_MODELS:
         raise OptionError(f"a chain has at most {MOST_MODELS} models before the Guardian; got {', '.join(models)}")
     known = _usual_answers(log, models)
-    confidence, answers = chain_rows(log, models, known)
+    confidence, answers, _ = chain_rows(log, models, known)
     losses = stop_losses(log, log.columns_of(models), loss, missing)
     guardian = float(log.guardian_cost.mean()) or 1.0
-    costs = log.cost[:, log.columns_of(models)].mean(axis=0) / guardian
+    costs = log.mean_costs[log.columns_of(models)] / guardian
     prices = np.array(PRICES)
     steps: list[ChainStep] = []
     least: dict[tuple[int, ...], Floats] = {}
@@ -206,7 +226,7 @@ def estimate_chains(
     if models is not None:
         estimates.append(estimated(tuple(models)))
     else:
-        means = dict(zip(log.models, log.cost.mean(axis=0).tolist(), strict=True))
+        means = dict(zip(log.models, log.mean_costs.tolist(), strict=True))
         cheaper = [name for name in log.models if means[name] < log.guardian_cost.mean()]
         if not cheaper:
             raise ScoreLogError(
@@ -261,10 +281,10 @@ def _cost_on(
     rng: np.random.Generator,
 ) -> float:
     """Return the total cost of a chain on rows that it was not fitted on, calibrated on these."""
-    size, said = len(log), chain_rows(log, chain.models, chain.answers)
+    size, rows = len(log), chain_rows(log, chain.models, chain.answers)
     u, v = rng.random(size), rng.random(size)
     losses = rounded_losses(stop_losses(log, log.columns_of(chain.models), loss, missing), v)
     room = Fraction(size, n)
-    stop = stop_on(chain, *said, losses, u, alpha=alpha + (1 - room) / (size + 1))
-    chosen, asked = chain.follow(*said, policies_of(stop, u)[None])
+    stop = stop_on(chain, rows, losses, u, alpha=alpha + (1 - room) / (size + 1))
+    chosen, asked = chain.follow(rows, policies_of(stop, u)[None])
     return float(asked_costs(log, chain.models, chosen[0], asked[0]).sum())

@@ -1,7 +1,8 @@
 """CascadeLog: several cheap models and a Guardian on the same questions, one row per question.
 
 For every cheap model NAME a table has NAME_confidence, NAME_grade, NAME_cost and NAME_answer, and for the Guardian
-NAME_grade and NAME_cost, besides `id`. A model without a confidence in a row gave no answer there.
+NAME_grade and NAME_cost, besides `id`. A model without a confidence in a row failed there; without a cost either, nobody
+asked it.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ class ModelColumns:
     Attributes:
         confidence: in [0, 1]; None or NaN where the model gave no answer.
         grade: of its answer, in [0, 1].
-        cost: dollars for asking it.
+        cost: dollars for asking it; None or NaN where nobody did.
         answer: its answer as text; None where it gave none. Equal answers of two models count in a chain.
     """
 
@@ -51,7 +52,7 @@ class CascadeLog:
         id: of each row.
         models: the cheap models, from the least to the greatest mean cost: the order in which a chain asks them.
         guardian: the Guardian's name.
-        confidence, grade, cost: rows x models. Without a confidence there is no answer.
+        confidence, grade, cost: rows x models. Without a confidence there is no answer, without a cost no question.
         answer: rows x models; equal numbers in a row are equal answers, and NO_ANSWER is none.
         guardian_grade, guardian_cost: one per row.
         identities: of the models, by name; None if the log does not say.
@@ -136,7 +137,7 @@ class CascadeLog:
         ids = _unique_ids(id, source)
         n = len(ids)
         columns = {name: _checked_model(name, model, n, source) for name, model in models.items()}
-        order = sorted(columns, key=lambda name: (float(columns[name].cost.mean()), name))
+        order = sorted(columns, key=lambda name: (float(_mean_known(columns[name].cost)), name))
         texts = np.column_stack([columns[name].texts for name in order])
         confidence = np.column_stack([columns[name].confidence for name in order])
         return cls(
@@ -149,13 +150,23 @@ class CascadeLog:
             cost=np.column_stack([columns[name].cost for name in order]),
             answer=_answer_codes(texts, np.isnan(confidence)),
             guardian_grade=_column(guardian_grade, f"{guardian}_grade", n, source, high=1),
-            guardian_cost=_costs(guardian_cost, f"{guardian}_cost", n, source),
+            guardian_cost=_costs(guardian_cost, f"{guardian}_cost", n, source, needed=np.ones(n, dtype=np.bool_)),
             identities=identities,
             texts=texts,
         )
 
     def __len__(self) -> int:
         return len(self.id)
+
+    @property
+    def unasked(self) -> Bools:
+        """Rows x models: whether nobody asked the model."""
+        return np.isnan(self.cost)
+
+    @property
+    def mean_costs(self) -> Floats:
+        """What asking each model costs, in the mean over the rows that asked it."""
+        return _mean_known(self.cost)
 
     def select(self, rows: Indices) -> "CascadeLog":
         """Return some of the rows."""
@@ -257,7 +268,7 @@ def _checked_model(name: str, given: ModelColumns, n: int, source: str) -> _Chec
     return _Checked(
         confidence=confidence,
         grade=_column(given.grade, f"{name}_grade", n, source, high=1),
-        cost=_costs(given.cost, f"{name}_cost", n, source),
+        cost=_costs(given.cost, f"{name}_cost", n, source, needed=~np.isnan(confidence)),
         texts=texts,
     )
 
@@ -269,9 +280,9 @@ def _column(values: ArrayLike, name: str, n: int, source: str, *, high: float) -
     return column
 
 
-def _costs(values: ArrayLike, name: str, n: int, source: str) -> Floats:
+def _costs(values: ArrayLike, name: str, n: int, source: str, *, needed: Bools) -> Floats:
     column = _column(values, name, n, source, high=np.inf)
-    unknown: Bools = ~np.isfinite(column)
+    unknown: Bools = np.isinf(column) | (np.isnan(column) & needed)
     if unknown.any():
         row = int(unknown.argmax())
         raise ScoreLogError(
@@ -279,6 +290,10 @@ def _costs(values: ArrayLike, name: str, n: int, source: str) -> Floats:
             "mean will do: costs choose the chain, and the promise does not depend on them"
         )
     return column
+
+
+def _mean_known(costs: Floats) -> Floats:
+    return np.nansum(costs, axis=0) / np.maximum((~np.isnan(costs)).sum(axis=0), 1)
 
 
 def _unique_ids(values: Iterable[object], source: str) -> Strings:
