@@ -186,6 +186,12 @@ def test_where_people_answer_the_printed_call_says_where_and_can_be_sent_again(h
     assert "held for 20 s" in note
 
 
+def test_models_that_replay_a_record_are_said_to(demo):
+    from conformal_arbitrage.cli.serve import example_note
+
+    assert "replay a record" in example_note(read_config(demo / "arbitrage.toml"), "http://here")
+
+
 def test_a_policy_with_two_models_is_tried_before_one_with_people(house):
     from conformal_arbitrage.cli.serve import example_call, example_note
 

@@ -68,10 +68,13 @@ def example_call(config: Config, url: str, *, keyed: bool) -> str:
 
 
 def example_note(config: Config, url: str) -> str | None:
-    """Return what to know of the printed call: that people answer it, and where; None if a model does."""
-    terms = review_terms(config, _example_policy(config))
+    """Return what to know of the printed call: that people answer it, and where, or a record; None if a model does."""
+    policy = _example_policy(config)
+    terms = review_terms(config, policy)
     if terms is None:
-        return None
+        if config.form_of(policy) == "text" or _recorded_question(config, policy) is None:
+            return None
+        return "The models behind it replay a record: they answer the questions in it, and no others."
     return (
         f"The Guardian is the team {terms.name!r}: what goes to it waits at {url}/console/review for somebody to answer. "
         f"The call is held for {terms.settings.wait:g} s; sent again as it is, it waits for the same answer."
