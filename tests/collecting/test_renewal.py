@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate, verify
+from conformal_arbitrage import Certificate, Features, ProjectSecret, ScoreLog, calibrate, verify
 from conformal_arbitrage.calibration.certificate import document_sha256, group_source_of
+from conformal_arbitrage.calibration.schedule import preferred_to
 from conformal_arbitrage.collecting.renewal import (
     RenewablePolicy,
     import_log,
@@ -52,7 +53,7 @@ class World:
         return np.stack([margin, np.zeros(n)], axis=1), np.where(lost[:, None], [0.0, 1.0], [1.0, 0.0])
 
     async def install(self, certificate):
-        return await self.store.run(policies.install, "support", certificate.to_dict(), by="test")
+        return await self.store.run(policies.install, "support", certificate.to_dict(with_arrays=True), by="test")
 
     async def arrive(self, n, *, unknown=(), sleep=True, groups=None):
         """Record audited decisions, each with its audit unless that is unknown; return their scores."""
@@ -294,6 +295,37 @@ def test_options_of_the_certificate_in_force_are_kept(world):
         assert certificate.identities == root.identities
         assert "of each certificate by itself" in certificate.guarantee
         assert verify(certificate.with_key_of(SECRET), next.log).ok
+
+    world(body)
+
+
+def test_a_score_learned_from_what_rows_hold_is_learned_anew(world, tmp_path):
+    async def body(world):
+        learned = {"boundary": "random", "key": SECRET.boundary_key, "score": "auto", "features": Features(menu_size=2)}
+        log, root = world.collected(60, **learned)
+        log.write(tmp_path / "log.parquet")
+        await world.install(root)
+        assert await import_log(world.store, POLICY, tmp_path / "log.parquet") is None
+        primary, guardian = await world.arrive(60)
+        first, _ = await world.renew()
+        more = await world.arrive(60)
+        second, version = await world.renew()
+        assert [next.certificate.n for next in (first, second)] == [120, 120]
+        assert second.certificate.ancestry.predecessor_sha256 == document_sha256(first.certificate.to_dict())
+        assert Certificate.from_dict(dict(version.certificate)).fit.packed == second.certificate.fit.packed
+        history = {one.version: one.certificate for one in await world.store.run(policies.history, "support")}
+        assert [preferred_to(history, number) for number in (2, 3)] == [None, None]
+        rows = [np.concatenate(pair) for pair in zip((primary, guardian), more, strict=True)]
+        certificate = second.certificate.with_key_of(SECRET)
+        again = calibrate(replace(second.log, identities=None), ALPHA, missing_guardian="worst_case", **learned)
+        assert second.log.primary.reshape(-1, 2) == pytest.approx(rows[0])
+        assert certificate.learned.sha256 == again.learned.sha256
+        assert verify(certificate, second.log).ok
+        grouped = replace(log, group=np.array(["a", "b"] * 30, dtype=object))
+        certificate = calibrate(grouped, ALPHA, **{**learned, "features": None}).sign(SECRET)
+        await world.install(certificate)
+        with pytest.raises(OptionError, match=r"renewal and learned .* no answers, texts, groups"):
+            await world.ahead()
 
     world(body)
 

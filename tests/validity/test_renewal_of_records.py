@@ -1,16 +1,18 @@
 """Renewal as it runs in production keeps the budget: decisions of a real log in a real store, renewed again and again.
 
-Each policy is one run: its certificate comes from rows of the log drawn at random, and so does its traffic.
+Each policy is one run: its certificate comes from rows of the log drawn at random, and so does its traffic. Queries are
+ordered by their margin, or by a score that every renewal learns anew.
 """
 
 import asyncio
 import time
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
 import pytest
 
-from conformal_arbitrage import Certificate, ProjectSecret, ScoreLog, calibrate
+from conformal_arbitrage import Certificate, Features, ProjectSecret, ScoreLog, calibrate
 from conformal_arbitrage.collecting.renewal import RenewablePolicy, install_successor, outlook, successor
 from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import events, policies
@@ -27,7 +29,8 @@ IDENTITIES = {"primary": {"kind": "x", "model": "p"}, "guardian": {"kind": "x", 
 class Traffic:
     """Queries drawn from a log with replacement, and the long-run loss of a certificate on it."""
 
-    def __init__(self, log, seed):
+    def __init__(self, log, seed, **options):
+        self.log, self.options = log, options
         self.rows = [log.row(k) for k in range(len(log))]
         self.margin = calibrate(log, ALPHA).apply(log).margin
         self.loss = np.array([max(row.guardian) - row.guardian[int(np.argmax(row.primary))] for row in self.rows])
@@ -36,7 +39,10 @@ class Traffic:
     def draw(self, count):
         return [self.rows[k] for k in self.rng.integers(0, len(self.rows), count)]
 
-    def risk(self, relaxation):
+    def risk(self, certificate):
+        if certificate.learned is not None:
+            return float((self.loss * ~certificate.with_key_of(SECRET).apply(self.log).deferred).mean())
+        relaxation = certificate.relaxation
         return 0.0 if relaxation is None else float((self.loss * (self.margin > relaxation)).mean())
 
     def certificate(self):
@@ -44,7 +50,7 @@ class Traffic:
         log = ScoreLog.from_arrays(
             [row.primary for row in rows], [row.guardian for row in rows], id=range(FIRST), identities=IDENTITIES
         )
-        return calibrate(log, ALPHA, key=SECRET.boundary_key).sign(SECRET)
+        return calibrate(log, ALPHA, key=SECRET.boundary_key, **self.options).sign(SECRET)
 
     def events(self, policy, count):
         """Decisions that the audit coin drew, each with its audit."""
@@ -63,10 +69,10 @@ class Traffic:
             yield Event(id=id, body=AuditBody(scores=tuple(map(float, row.guardian))))
 
 
-async def relaxations(store, traffic, name):
-    """Return the relaxations of a policy's certificates, from the first to the last renewal."""
+async def risks(store, traffic, name):
+    """Return the long-run losses of a policy's certificates, from the first to the last renewal."""
     policy = RenewablePolicy(name=name, identities=IDENTITIES, human_guardian=False, secret=SECRET)
-    await store.run(policies.install, name, traffic.certificate().to_dict(), by="test")
+    await store.run(policies.install, name, traffic.certificate().to_dict(with_arrays=True), by="test")
     await asyncio.sleep(0.003)  # rows count from the millisecond after
     rows = 0
     for renewal in range(1, RENEWALS + 1):
@@ -76,23 +82,28 @@ async def relaxations(store, traffic, name):
         assert (ahead.renewal, ahead.due) == (renewal, True)
         await install_successor(store, ahead, await successor(store, policy, ahead), by="test")
     history = await store.run(policies.history, name)
-    return [Certificate.from_dict(dict(version.certificate)).relaxation for version in reversed(history)]
+    return [traffic.risk(Certificate.from_dict(dict(version.certificate))) for version in reversed(history)]
 
 
-@pytest.fixture(scope="module")
-def chains(tmp_path_factory):
+@pytest.fixture(scope="module", params=["margin", "learned"])
+def chains(request, tmp_path_factory):
     """The long-run losses of the certificates of every policy, policies x certificates."""
     science = files("conformal_arbitrage") / "data" / "science.parquet"
-    traffic = Traffic(ScoreLog.read(str(science), primary="qwen15b", guardian="expert"), seed=12)
+    log = ScoreLog.read(str(science), primary="qwen15b", guardian="expert")
+    if request.param == "learned":
+        some = replace(log.select(np.flatnonzero(log.sizes == 4)[:400]), group=None)
+        traffic = Traffic(some, seed=13, score="auto", features=Features(menu_size=4))
+    else:
+        traffic = Traffic(log, seed=12)
 
     async def whole():
         store = SQLiteStore(str(tmp_path_factory.mktemp("renewal") / "store.db"), keys=SECRET.record_keys)
         try:
-            return [await relaxations(store, traffic, f"p{k}") for k in range(POLICIES)]
+            return [await risks(store, traffic, f"p{k}") for k in range(POLICIES)]
         finally:
             await store.close()
 
-    return np.array([[traffic.risk(relaxation) for relaxation in chain] for chain in asyncio.run(whole())])
+    return np.array(asyncio.run(whole()))
 
 
 def within(risks):

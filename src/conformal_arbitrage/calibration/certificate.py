@@ -353,8 +353,8 @@ def signed_bytes(document: Mapping[str, Any]) -> bytes:
 
 
 def document_sha256(document: Mapping[str, Any]) -> str:
-    """Return a digest of a certificate's document."""
-    return hashlib.sha256(signed_bytes(document)).hexdigest()
+    """Return a digest of a certificate's document; it holds that of a learned score's arrays, in it or not."""
+    return hashlib.sha256(signed_bytes({name: part for name, part in document.items() if name != _ARRAYS})).hexdigest()
 
 
 # --- The margins of the calibration rows, as 1,001 quantiles that a certificate keeps for the guard ---

@@ -49,6 +49,7 @@ Kind = Literal[
 """What a certificate is; a calibration both asks and is, so that some names are of both."""
 
 _RISES = "the loss of {kind} may rise with the relaxation, and this rests on its falling"
+_NO_RELAXATION = "a learned score has no relaxation to raise; with the margin there is one (--score margin)"
 _CLUSTERED = "its rows are not independent of each other, and this counts them as if they were"
 _BY_HAND = "; export the rows and calibrate by hand, which begins a new chain"
 _NO_CLUSTERS = "stored rows do not say which cluster they belong to" + _BY_HAND
@@ -79,12 +80,14 @@ def _of(reason: str, *kinds: Kind) -> dict[Kind, str]:
 
 _REFUSED: dict[Feature, dict[Kind, str]] = {
     "guard": {
-        **_of(_RISES, "net", "path", "learned"),
+        **_of(_RISES, "net", "path"),
+        "learned": _NO_RELAXATION,
         "groups": "each group would need a guard of its own, from its own audits, which is not built",
         "session": "the promise is about whole sessions, and an audit is about one turn",
     },
     "tighten": {
-        **_of(_RISES, "net", "path", "learned"),
+        **_of(_RISES, "net", "path"),
+        "learned": _NO_RELAXATION,
         "cluster": _NO_CLUSTERS,
         "groups": "each group has a threshold of its own, and one is raised at a time; calibrate by hand",
         "own loss": _NO_OWN_LOSS,
@@ -92,7 +95,8 @@ _REFUSED: dict[Feature, dict[Kind, str]] = {
     },
     "renewal": {
         "path": "stored rows hold the scores of two models" + _BY_HAND,
-        "learned": "stored rows hold no features to learn from" + _BY_HAND,
+        "learned": "stored rows hold no answers, texts, groups or token counts to learn from; leave these out (calibrate "
+        "--score auto --without answers), or use the margin (--score margin)" + _BY_HAND,
         "cluster": _NO_CLUSTERS,
         "own loss": _NO_OWN_LOSS,
         "session": _NO_SESSIONS,

@@ -9,9 +9,10 @@ loss falls. After an alarm only rows that came after it count.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from conformal_arbitrage.calibration.certificate import Certificate, document_sha256
+from conformal_arbitrage.calibration.learned import FeatureName
 from conformal_arbitrage.calibration.options import refuse_combination, threshold_rank
 from conformal_arbitrage.calibration.planning import plan, sure_rows_needed
 from conformal_arbitrage.calibration.promises import Ancestry, CalibratedThreshold, Step
@@ -228,13 +229,20 @@ _LAST_DRAW = 1 - 2**-53
 """The largest draw there is: every action at the threshold is kept."""
 
 
+_STORED: Final = frozenset[FeatureName](("margin", "position", "menu"))
+"""What a score may be learned from that is to be renewed. Groups are left out: a request could name one that nobody has."""
+
+
 def refuse_renewal(certificate: Certificate) -> None:
-    """Refuse a certificate that stored rows cannot renew.
+    """Refuse a certificate that stored rows cannot renew, such as a score learned from what they do not hold.
 
     Raises:
         OptionError: with the reason.
     """
-    refuse_combination("renewal", *certificate.kinds)
+    learned, kinds = certificate.learned, certificate.kinds
+    if learned is not None and _STORED.issuperset(learned.features):
+        kinds.remove("learned")
+    refuse_combination("renewal", *kinds)
 
 
 def refuse_tightening(certificate: Certificate) -> None:

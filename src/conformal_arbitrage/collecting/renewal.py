@@ -379,6 +379,10 @@ class Successor:
     certificate: Certificate
     log: ScoreLog
 
+    def document(self) -> dict[str, Any]:
+        """Return the certificate as it is installed: with the arrays of a learned score."""
+        return self.certificate.to_dict(with_arrays=True)
+
 
 async def successor(store: Store, policy: RenewablePolicy, ahead: Outlook) -> Successor:
     """Calibrate the renewal that is due, on exactly its rows; unknown outcomes count as the worst case.
@@ -478,7 +482,7 @@ async def tighter(store: Store, policy: RenewablePolicy, ahead: Outlook, *, now:
 
 async def install_successor(store: Store, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:
     """Install a successor, whatever came out; return None if a version was installed or an alarm raised meanwhile."""
-    return await store.run(policies.succeed, ahead.policy, next.certificate.to_dict(), by=by, after=ahead.version)
+    return await store.run(policies.succeed, ahead.policy, next.document(), by=by, after=ahead.version)
 
 
 async def import_log(store: Store, policy: RenewablePolicy, path: Path) -> str | None:

@@ -129,7 +129,7 @@ class Renewer:
             await self._install(ahead, larger, by="tightening")
 
     async def _install(self, ahead: Outlook, next: Successor, *, by: str) -> PolicyVersion | None:
-        self._policies.bind(ahead.policy, next.certificate.to_dict())  # or every gateway would take it out of service
+        self._policies.bind(ahead.policy, next.document())  # or every gateway would take it out of service
         version = await install_successor(self._store, ahead, next, by=by)
         if version is not None:
             message = "version %d is installed by %s, with relaxation %s"
