@@ -1,3 +1,5 @@
+import asyncio
+import inspect
 import json
 import os
 import sys
@@ -39,6 +41,16 @@ def pytest_collection_modifyitems(items):
         on_postgres = named or "start_server" in item.fixturenames
         if "open_page" in item.fixturenames or (on_postgres and not item.path.is_relative_to(STORE)):
             item.add_marker(pytest.mark.proof)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is a coroutine, each on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def test_a_malformed_tool_call_is_a_failure_live_as_in_a_log():
     assert caught.value.spent.cost == 0.5
 
 
-def test_a_cached_reply_is_never_used_for_another_role(tmp_path):
+async def test_a_cached_reply_is_never_used_for_another_role(tmp_path):
     class Port:
         origin = "the same place"
         calls = 0
@@ -63,16 +63,13 @@ def test_a_cached_reply_is_never_used_for_another_role(tmp_path):
             self.calls += 1
             return Reply(document={"number": self.calls})
 
-    async def run():
-        port = Port()
-        first, second = (Cache(port, tmp_path / "r.sqlite", per_query=True, role=r) for r in ("primary", "guardian"))
-        call = Call(path="/x", body={}, id="q")
-        numbers = [(await cache.call(call)).document["number"] for cache in (first, second, first, second)]
-        first.close()
-        second.close()
-        return numbers
-
-    assert asyncio.run(run()) == [1, 2, 1, 2]
+    port = Port()
+    first, second = (Cache(port, tmp_path / "r.sqlite", per_query=True, role=r) for r in ("primary", "guardian"))
+    call = Call(path="/x", body={}, id="q")
+    numbers = [(await cache.call(call)).document["number"] for cache in (first, second, first, second)]
+    first.close()
+    second.close()
+    assert numbers == [1, 2, 1, 2]
 
 
 def test_two_people_have_two_ports():

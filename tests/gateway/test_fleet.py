@@ -271,19 +271,15 @@ def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatc
     assert [key.id for key in keys] == created
 
 
-def test_gateways_that_start_at_once_install_a_certificate_file_once(folder, secret):
+async def test_gateways_that_start_at_once_install_a_certificate_file_once(folder, secret):
     config = read_config(folder / "arbitrage.toml")
-
-    async def story():
-        stores = [await open_store(config.gateway.database) for _ in range(4)]
-        installed = await asyncio.gather(*(install_files(config, store, lambda *_: None) for store in stores))
-        certificate(0.2).save(folder / "certificate.json")
-        installed += await asyncio.gather(*(install_files(config, store, lambda *_: None) for store in stores))
-        for store in stores:
-            await store.close()
-        return [version.version for versions in installed for version in versions]
-
-    assert asyncio.run(story()) == [1, 2]
+    stores = [await open_store(config.gateway.database) for _ in range(4)]
+    installed = await asyncio.gather(*(install_files(config, store, lambda *_: None) for store in stores))
+    certificate(0.2).save(folder / "certificate.json")
+    installed += await asyncio.gather(*(install_files(config, store, lambda *_: None) for store in stores))
+    for store in stores:
+        await store.close()
+    assert [version.version for versions in installed for version in versions] == [1, 2]
 
 
 def test_so_many_connections_to_postgresql_as_are_configured(server):
@@ -315,37 +311,29 @@ def draining(folder, seconds):
     return path
 
 
-def test_on_sigterm_it_is_not_ready_but_serves_until_the_drain_is_over(tmp_path):
+async def test_on_sigterm_it_is_not_ready_but_serves_until_the_drain_is_over(tmp_path):
     path = draining(tmp_path, 3)
-
-    async def story():
-        async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
-            assert (await ready(session))[0] == 200
-            gateway.process.send_signal(signal.SIGTERM)
-            while (state := await ready(session))[0] == 200:
-                await asyncio.sleep(0.01)
-            assert state[1]["error"]["code"] == "draining"
-            route, body = decision_request("one")
-            async with session.post(route, json=body) as reply:
-                assert (reply.status, reply.headers["connection"]) == (200, "close")
-            assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await ready(session)
-
-    asyncio.run(story())
+    async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+        assert (await ready(session))[0] == 200
+        gateway.process.send_signal(signal.SIGTERM)
+        while (state := await ready(session))[0] == 200:
+            await asyncio.sleep(0.01)
+        assert state[1]["error"]["code"] == "draining"
+        route, body = decision_request("one")
+        async with session.post(route, json=body) as reply:
+            assert (reply.status, reply.headers["connection"]) == (200, "close")
+        assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await ready(session)
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["interrupt", "twice"])
-def test_an_interrupt_or_a_second_signal_ends_it_without_the_drain(tmp_path, signals):
+async def test_an_interrupt_or_a_second_signal_ends_it_without_the_drain(tmp_path, signals):
     path = draining(tmp_path, 3600)
-
-    async def story():
-        async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
-            for number in signals:
-                gateway.process.send_signal(number)
-                await asyncio.sleep(0.5)
-            assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await ready(session)
-
-    asyncio.run(story())
+    async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+        for number in signals:
+            gateway.process.send_signal(number)
+            await asyncio.sleep(0.5)
+        assert await asyncio.wait_for(gateway.process.wait(), 60) == 0
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await ready(session)

@@ -1,6 +1,5 @@
 """Certificates in the store: none that was changed is served, and a certificate file that changed is installed."""
 
-import asyncio
 import json
 import logging
 
@@ -114,25 +113,21 @@ def test_a_file_is_installed_whenever_it_changed_and_never_displaces_a_later_ver
 
 
 @pytest.mark.proof
-def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path):
+async def test_a_real_gateway_says_on_stderr_which_version_is_in_force(where, tmp_path):
     path = write_config(tmp_path, where)
-
-    async def story():
-        for level, version in ((0.1, 1), (0.2, 2), (0.1, 3)):  # an earlier file put back is a change
-            certificate(level).save(tmp_path / "certificate.json")
-            async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
-                async with session.get("/v1/models") as reply:
-                    [policy] = (await reply.json())["data"]
-                assert (policy["arbitrage"]["alpha"], policy["arbitrage"]["version"]) == (level, version)
-        document = json.loads((tmp_path / "certificate.json").read_text())
-        changed = json.dumps(edited(document, {"relaxation": said(document, "relaxation") * 2})).replace("'", "''")
-        run_sql(where, f"update policies set certificate = '{changed}' where version = 3")
-        refused = Gateway(path)
-        with pytest.raises(AssertionError, match="is not what was installed last"):
-            await refused.start()
-        assert await refused.process.wait() == 2
-
-    asyncio.run(story())
+    for level, version in ((0.1, 1), (0.2, 2), (0.1, 3)):  # an earlier file put back is a change
+        certificate(level).save(tmp_path / "certificate.json")
+        async with Gateway(path) as gateway, aiohttp.ClientSession(gateway.url) as session:
+            async with session.get("/v1/models") as reply:
+                [policy] = (await reply.json())["data"]
+            assert (policy["arbitrage"]["alpha"], policy["arbitrage"]["version"]) == (level, version)
+    document = json.loads((tmp_path / "certificate.json").read_text())
+    changed = json.dumps(edited(document, {"relaxation": said(document, "relaxation") * 2})).replace("'", "''")
+    run_sql(where, f"update policies set certificate = '{changed}' where version = 3")
+    refused = Gateway(path)
+    with pytest.raises(AssertionError, match="is not what was installed last"):
+        await refused.start()
+    assert await refused.process.wait() == 2
     lines = [json.loads(line) for line in path.with_suffix(".log").read_text().splitlines() if line.startswith("{")]
     messages = [line["message"] for line in lines if "in force" in line.get("message", "")]
     assert messages == [f"version {k} is in force, the certificate file certificate.json" for k in (1, 2, 3)]

@@ -127,23 +127,20 @@ async def audits_end(where):
     raise AssertionError("audits are still queued after a minute")
 
 
-def test_a_gateway_that_is_killed_again_and_again_loses_nothing_and_decides_nothing_twice(where, tmp_path):
-    async def story():
-        calls = tmp_path / "calls"
-        gateway = Gateway(write_config(tmp_path, where), CALLS=str(calls))
-        timeout = aiohttp.ClientTimeout(total=60)
-        async with gateway, aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-            callers = Callers(gateway, session)
-            await rounds(gateway, callers)
-            await audits_end(where)
-        store = await open_store(where, keys=OURS.record_keys)
-        records, faults = await all_records(store), await integrity.verify(store)
-        await store.close()
-        check(callers, records, calls)
-        assert faults == []
-        assert run_sql(where, "select version from policies") == [(1,)]  # no restart installed it again
-
-    asyncio.run(story())
+async def test_a_gateway_that_is_killed_again_and_again_loses_nothing_and_decides_nothing_twice(where, tmp_path):
+    calls = tmp_path / "calls"
+    gateway = Gateway(write_config(tmp_path, where), CALLS=str(calls))
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with gateway, aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        callers = Callers(gateway, session)
+        await rounds(gateway, callers)
+        await audits_end(where)
+    store = await open_store(where, keys=OURS.record_keys)
+    records, faults = await all_records(store), await integrity.verify(store)
+    await store.close()
+    check(callers, records, calls)
+    assert faults == []
+    assert run_sql(where, "select version from policies") == [(1,)]  # no restart installed it again
 
 
 def check(callers, records, calls):

@@ -75,7 +75,7 @@ def slowed(run):
     return slow, begun
 
 
-def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
+async def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
     monkeypatch.setattr(requests, "LEASE", 0.6)
     run, failures = store.run, [StoreError("unreachable")]
 
@@ -92,10 +92,7 @@ def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
         await asyncio.sleep(1.2)
         await attempt.commit([], reply=Replied(REPLY))
 
-    async def story():
-        return await asyncio.gather(*(answer(store, work) for _ in range(3)))
-
-    replies = asyncio.run(story())
+    replies = await asyncio.gather(*(answer(store, work) for _ in range(3)))
     assert failures == []
     assert len(works) == 1
     assert sorted(reply.replayed for reply in replies) == [False, True, True]
@@ -189,7 +186,7 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
 
 
 @pytest.mark.parametrize("moment", range(8))
-def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(store, moment):
+async def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(store, moment):
     async def gone():
         for _ in range(moment):
             await asyncio.sleep(0)
@@ -197,15 +194,12 @@ def test_a_caller_who_leaves_while_the_key_is_being_claimed_does_not_hold_it(sto
     async def work(attempt):
         await asyncio.sleep(60)
 
-    async def story():
-        with pytest.raises(RequestError, match="disconnected"):
-            await answer(store, work, gone)
-        return await store.run(claims.take, "k", "n", "any body", lease=1)
-
-    assert isinstance(asyncio.run(story()), Claim)
+    with pytest.raises(RequestError, match="disconnected"):
+        await answer(store, work, gone)
+    assert isinstance((await store.run(claims.take, "k", "n", "any body", lease=1)), Claim)
 
 
-def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_again(store, monkeypatch):
+async def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_again(store, monkeypatch):
     slow, begun = slowed(store.run)
     works = []
 
@@ -215,32 +209,26 @@ def test_a_caller_who_leaves_while_a_commit_finds_the_claim_lost_is_not_served_a
         monkeypatch.setattr(store, "run", slow)
         await attempt.commit([decision()], reply=Replied(REPLY))
 
-    async def story():
-        with pytest.raises(RequestError, match="disconnected"):
-            await answer(store, work, begun.wait)
-        return await all_records(store)
-
-    records = asyncio.run(story())
+    with pytest.raises(RequestError, match="disconnected"):
+        await answer(store, work, begun.wait)
+    records = await all_records(store)
     assert len(works) == 1
     assert [record.decided_by for record in records] == ["cancelled"]
 
 
-def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_caller_left(store, monkeypatch):
+async def test_a_request_that_is_stopped_during_a_commit_is_not_taken_for_one_whose_caller_left(store, monkeypatch):
     slow, begun = slowed(store.run)
 
     async def work(attempt):
         await attempt.commit([decision()], reply=Replied(REPLY))
 
-    async def story():
-        monkeypatch.setattr(store, "run", slow)
-        answering = asyncio.create_task(answer(store, work, begun.wait))
-        await begun.wait()
-        await asyncio.sleep(0.05)
-        answering.cancel()
-        await asyncio.wait({answering})
-        return answering.cancelled(), await all_records(store)
-
-    stopped, records = asyncio.run(story())
+    monkeypatch.setattr(store, "run", slow)
+    answering = asyncio.create_task(answer(store, work, begun.wait))
+    await begun.wait()
+    await asyncio.sleep(0.05)
+    answering.cancel()
+    await asyncio.wait({answering})
+    stopped, records = answering.cancelled(), await all_records(store)
     assert stopped
     assert records == []
 

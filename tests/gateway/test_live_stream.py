@@ -743,20 +743,16 @@ def test_the_official_client_hears_words_while_the_guardian_is_still_writing(hou
         assert list(words) == ["three"]
 
 
-def test_the_official_async_client_hears_words_while_the_guardian_is_still_writing(house):
+async def test_the_official_async_client_hears_words_while_the_guardian_is_still_writing(house):
     gates = [threading.Event() for _ in range(2)]
     gateway = live(house, "one ", gates[0], "two ", gates[1], "three")
-
-    async def run():
-        heard, waiting = [], iter(gates)
-        async with gateway.async_client() as client:
-            async for piece in await client.chat.completions.create(**STREAM):
-                if piece.choices[0].delta.content:
-                    heard.append((piece.choices[0].delta.content, gateway.guardian.under_way))
-                    next(waiting, threading.Event()).set()
-        return heard
-
-    first, second, (last, _) = asyncio.run(run())
+    heard, waiting = [], iter(gates)
+    async with gateway.async_client() as client:
+        async for piece in await client.chat.completions.create(**STREAM):
+            if piece.choices[0].delta.content:
+                heard.append((piece.choices[0].delta.content, gateway.guardian.under_way))
+                next(waiting, threading.Event()).set()
+    first, second, (last, _) = heard
     assert (first, second, last) == (("one ", 1), ("two ", 1), "three")
 
 

@@ -319,23 +319,19 @@ class Hanging:
             raise
 
 
-def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_to_the_guardian():
+async def test_in_shadow_mode_a_choice_abandoned_during_the_primary_s_call_ends_that_to_the_guardian():
     guardian = Hanging()
     policy = LivePolicy(
         name="p", version=0, settings=PolicyConfig(mode="shadow"), certificate=None, rule=None, alpha=None, mode="shadow",
         pair=MenuPair(primary=Hanging(), guardian=guardian), identities_sha256="",
     )  # fmt: skip
-
-    async def abandon():
-        beginning = asyncio.ensure_future(
-            anext(Decider(bytes(32)).begin(policy, Query("q", ("a", "b"), id="1"), "caller").steps)
-        )
-        await asyncio.sleep(0.05)
-        beginning.cancel()
-        await asyncio.gather(beginning, return_exceptions=True)
-        return guardian.ended  # the end of the event loop would cancel it, too
-
-    assert asyncio.run(abandon()) == "cancelled"
+    beginning = asyncio.ensure_future(
+        anext(Decider(bytes(32)).begin(policy, Query("q", ("a", "b"), id="1"), "caller").steps)
+    )
+    await asyncio.sleep(0.05)
+    beginning.cancel()
+    await asyncio.gather(beginning, return_exceptions=True)
+    assert guardian.ended  # the end of the event loop would cancel it, too == "cancelled"
 
 
 def test_audits_that_nobody_can_grade_are_refused_and_never_become_losses(house):

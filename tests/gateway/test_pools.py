@@ -168,31 +168,28 @@ def test_check_asks_every_endpoint_and_refuses_a_pool_of_two_models(pooled):
     assert "remove it from urls" in refused.stderr
 
 
-def test_another_endpoint_is_tried_without_a_pause_and_then_with_one():
-    async def story():
-        async with (
-            Upstream(failing(503)) as down,
-            Upstream(lambda *_: completion("fine")) as up,
-            Endpoint(down.url) as one,
-            Endpoint(up.url) as other,
-        ):
+async def test_another_endpoint_is_tried_without_a_pause_and_then_with_one():
+    async with (
+        Upstream(failing(503)) as down,
+        Upstream(lambda *_: completion("fine")) as up,
+        Endpoint(down.url) as one,
+        Endpoint(up.url) as other,
+    ):
 
-            def pool():
-                return Pool("p", [Breaker(one), Breaker(other)])
+        def pool():
+            return Pool("p", [Breaker(one), Breaker(other)])
 
-            patient = Retry(pool(), pause=60.0)
-            async with asyncio.timeout(20):
-                replies = [await patient.call(CALL) for _ in range(6)]
-            assert [reply.spent.calls for reply in replies] == [2, 1, 1, 1, 1, 1]  # passed over for a moment
-            up.reply = failing(503)
-            with pytest.raises(UpstreamError) as failure:
-                await Retry(pool(), attempts=2, pause=60.0).call(CALL)
-            assert failure.value.spent.calls == 2
-            with pytest.raises(UpstreamError) as failure:  # a third would come after 15 s or more
-                await Retry(pool(), deadline=10, pause=60.0).call(CALL)
-            assert failure.value.spent.calls == 2
-
-    asyncio.run(story())
+        patient = Retry(pool(), pause=60.0)
+        async with asyncio.timeout(20):
+            replies = [await patient.call(CALL) for _ in range(6)]
+        assert [reply.spent.calls for reply in replies] == [2, 1, 1, 1, 1, 1]  # passed over for a moment
+        up.reply = failing(503)
+        with pytest.raises(UpstreamError) as failure:
+            await Retry(pool(), attempts=2, pause=60.0).call(CALL)
+        assert failure.value.spent.calls == 2
+        with pytest.raises(UpstreamError) as failure:  # a third would come after 15 s or more
+            await Retry(pool(), deadline=10, pause=60.0).call(CALL)
+        assert failure.value.spent.calls == 2
 
 
 TWO = ["http://127.0.0.1:1/v1", "http://127.0.0.1:2/v1"]

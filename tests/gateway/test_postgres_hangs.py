@@ -120,39 +120,33 @@ def test_sigterm_ends_the_gateway_while_the_server_is_stopped(own_server, tmp_pa
     story_with_gateway(tmp_path, own_server.get_uri(), story)
 
 
-def test_a_store_can_be_closed_while_the_server_is_stopped(own_server):
-    async def story():
-        store = PostgresStore(own_server.get_uri())
-        await decide(store, 4)
-        with stopped(own_server):
-            calls = [
-                store.run(events.commit, [decision()]),
-                store.run(pages.records),
-                store.change_count(),
-                store.writable(),
-            ]
-            waiting = asyncio.gather(*calls, return_exceptions=True)
-            await asyncio.sleep(0)
-            await asyncio.wait_for(store.close(), FOREVER)
-            assert all(isinstance(outcome, StoreError) for outcome in await waiting)
-
-    asyncio.run(story())
+async def test_a_store_can_be_closed_while_the_server_is_stopped(own_server):
+    store = PostgresStore(own_server.get_uri())
+    await decide(store, 4)
+    with stopped(own_server):
+        calls = [
+            store.run(events.commit, [decision()]),
+            store.run(pages.records),
+            store.change_count(),
+            store.writable(),
+        ]
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.sleep(0)
+        await asyncio.wait_for(store.close(), FOREVER)
+        assert all(isinstance(outcome, StoreError) for outcome in await waiting)
 
 
-def test_a_claim_is_not_held_up_by_another_gateway_that_stopped_in_the_middle_of_a_transaction(postgres):
-    async def story():
-        store = PostgresStore(postgres)
-        claim = await store.run(claims.take, "k", "n", "b", lease=0.01)
-        with psycopg.connect(postgres) as other:
-            other.execute("update claims set lease = lease")
-            with pytest.raises(StoreError, match="holds a lock"):
-                await store.run(claims.take, "k", "n", "b", lease=60)
-            other.rollback()
-        assert isinstance(claim, Claim)
-        assert isinstance(await store.run(claims.take, "k", "n", "b", lease=60), Claim)
-        await store.close()
-
-    asyncio.run(story())
+async def test_a_claim_is_not_held_up_by_another_gateway_that_stopped_in_the_middle_of_a_transaction(postgres):
+    store = PostgresStore(postgres)
+    claim = await store.run(claims.take, "k", "n", "b", lease=0.01)
+    with psycopg.connect(postgres) as other:
+        other.execute("update claims set lease = lease")
+        with pytest.raises(StoreError, match="holds a lock"):
+            await store.run(claims.take, "k", "n", "b", lease=60)
+        other.rollback()
+    assert isinstance(claim, Claim)
+    assert isinstance(await store.run(claims.take, "k", "n", "b", lease=60), Claim)
+    await store.close()
 
 
 def test_a_role_with_synchronous_commit_off_loses_no_acknowledged_decision_in_a_crash(own_server):
@@ -196,22 +190,19 @@ def test_a_nul_in_a_path_is_not_found_and_costs_no_connection(postgres, tmp_path
     story_with_gateway(tmp_path, postgres, story)
 
 
-def test_a_value_that_postgresql_refuses_costs_no_connection(postgres):
-    async def story():
-        store = PostgresStore(postgres, connections=1)
-        await decide(store)
-        serving = backends(postgres)
-        with pytest.raises(StoreError, match="NUL"):
-            await store.run(events.commit, [decision(policy="a\0b")])
-        await store.run(stored_keys.create, id="k", sha256="f" * 64, scope="call", label="")
-        with pytest.raises(StoreError, match="already exists"):
-            await store.run(stored_keys.create, id="k", sha256="e" * 64, scope="call", label="")
-        assert backends(postgres) == serving
-        await decide(store, 3)
-        assert await integrity.verify(store) == []
-        await store.close()
-
-    asyncio.run(story())
+async def test_a_value_that_postgresql_refuses_costs_no_connection(postgres):
+    store = PostgresStore(postgres, connections=1)
+    await decide(store)
+    serving = backends(postgres)
+    with pytest.raises(StoreError, match="NUL"):
+        await store.run(events.commit, [decision(policy="a\0b")])
+    await store.run(stored_keys.create, id="k", sha256="f" * 64, scope="call", label="")
+    with pytest.raises(StoreError, match="already exists"):
+        await store.run(stored_keys.create, id="k", sha256="e" * 64, scope="call", label="")
+    assert backends(postgres) == serving
+    await decide(store, 3)
+    assert await integrity.verify(store) == []
+    await store.close()
 
 
 def test_behind_a_pooler_every_operation_works(server, postgres, tmp_path):

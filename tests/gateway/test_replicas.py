@@ -50,61 +50,55 @@ async def each(count, work):
     return await asyncio.gather(*(one(k) for k in range(count)))
 
 
-def test_a_key_sent_to_two_gateways_at_once_is_one_decision_and_one_reply(where, tmp_path):
-    async def story():
-        config, calls = write_config(tmp_path, where, audit_rate=0), tmp_path / "calls"
-        async with (
-            Gateway(config, CALLS=str(calls)) as one,
-            Gateway(config, CALLS=str(calls)) as other,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        ):
+async def test_a_key_sent_to_two_gateways_at_once_is_one_decision_and_one_reply(where, tmp_path):
+    config, calls = write_config(tmp_path, where, audit_rate=0), tmp_path / "calls"
+    async with (
+        Gateway(config, CALLS=str(calls)) as one,
+        Gateway(config, CALLS=str(calls)) as other,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
 
-            async def both(k):
-                request = (decision_request, chat_request)[k % 2](f"n{k}")
-                return await asyncio.gather(*(ask(session, g.url, *request, key=f"n{k}") for g in (one, other)))
+        async def both(k):
+            request = (decision_request, chat_request)[k % 2](f"n{k}")
+            return await asyncio.gather(*(ask(session, g.url, *request, key=f"n{k}") for g in (one, other)))
 
-            replies = await each(KEYS, both)
-            again = await ask(session, other.url, *decision_request("n0"), key="n0")
-        assert [pair for pair in replies if [status for status, _, _ in pair] != [200, 200]] == []
-        assert [pair for pair in replies if pair[0][2] != pair[1][2]] == []
-        replayed = [sum("x-arbitrage-replayed" in headers for _, headers, _ in pair) for pair in replies]
-        assert replayed == [1] * KEYS
-        assert again[2] == replies[0][0][2]
-        store = await open_store(where, keys=OURS.record_keys)
-        records, faults = await all_records(store), await integrity.verify(store)
-        await store.close()
-        names = {f"n{k}": 1 for k in range(KEYS)}
-        assert decisions_by_name(records) == names
-        assert calls_by_name(calls) == names
-        assert faults == []
-
-    asyncio.run(story())
+        replies = await each(KEYS, both)
+        again = await ask(session, other.url, *decision_request("n0"), key="n0")
+    assert [pair for pair in replies if [status for status, _, _ in pair] != [200, 200]] == []
+    assert [pair for pair in replies if pair[0][2] != pair[1][2]] == []
+    replayed = [sum("x-arbitrage-replayed" in headers for _, headers, _ in pair) for pair in replies]
+    assert replayed == [1] * KEYS
+    assert again[2] == replies[0][0][2]
+    store = await open_store(where, keys=OURS.record_keys)
+    records, faults = await all_records(store), await integrity.verify(store)
+    await store.close()
+    names = {f"n{k}": 1 for k in range(KEYS)}
+    assert decisions_by_name(records) == names
+    assert calls_by_name(calls) == names
+    assert faults == []
 
 
-def test_the_claims_of_a_killed_gateway_are_taken_over_by_the_other(where, tmp_path):
-    async def story():
-        config = write_config(tmp_path, where, audit_rate=0)
-        async with (
-            Gateway(config) as one,
-            Gateway(config) as other,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        ):
-            names = [f"n{k}" for k in range(64)]
-            first = [asyncio.create_task(ask(session, one.url, *decision_request(n), key=n)) for n in names]
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            await one.kill()
-            done = await asyncio.gather(*first, return_exceptions=True)
-            replies = await asyncio.gather(*(ask(session, other.url, *decision_request(n), key=n) for n in names))
-        assert {status for status, _, _ in replies} == {200}
-        pairs = [(old, new) for old, new in zip(done, replies, strict=True) if not isinstance(old, Exception)]
-        assert len(pairs) < len(names)
-        assert [pair for pair in pairs if pair[0][2] != pair[1][2]] == []
-        store = await open_store(where, keys=OURS.record_keys)
-        records = await all_records(store)
-        await store.close()
-        assert decisions_by_name(records) == dict.fromkeys(names, 1)
-
-    asyncio.run(story())
+async def test_the_claims_of_a_killed_gateway_are_taken_over_by_the_other(where, tmp_path):
+    config = write_config(tmp_path, where, audit_rate=0)
+    async with (
+        Gateway(config) as one,
+        Gateway(config) as other,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
+        names = [f"n{k}" for k in range(64)]
+        first = [asyncio.create_task(ask(session, one.url, *decision_request(n), key=n)) for n in names]
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        await one.kill()
+        done = await asyncio.gather(*first, return_exceptions=True)
+        replies = await asyncio.gather(*(ask(session, other.url, *decision_request(n), key=n) for n in names))
+    assert {status for status, _, _ in replies} == {200}
+    pairs = [(old, new) for old, new in zip(done, replies, strict=True) if not isinstance(old, Exception)]
+    assert len(pairs) < len(names)
+    assert [pair for pair in pairs if pair[0][2] != pair[1][2]] == []
+    store = await open_store(where, keys=OURS.record_keys)
+    records = await all_records(store)
+    await store.close()
+    assert decisions_by_name(records) == dict.fromkeys(names, 1)
 
 
 def relaxation_in(body):
@@ -112,32 +106,29 @@ def relaxation_in(body):
     return json.loads(body)["answers"][0]["arbitrage"]["relaxation"]
 
 
-def test_a_policy_that_is_changed_at_one_gateway_is_in_force_at_both_from_the_next_request_on(where, tmp_path):
-    async def story():
-        config = write_config(tmp_path, where, alpha=0.1)
-        changes = [certificate(alpha) for alpha in (0.3, 0.02, 0.1, 0.2)]
-        assert len({change.relaxation for change in changes}) == 4
-        async with (
-            Gateway(config) as one,
-            Gateway(config) as other,
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-        ):
-            stop = asyncio.Event()
+async def test_a_policy_that_is_changed_at_one_gateway_is_in_force_at_both_from_the_next_request_on(where, tmp_path):
+    config = write_config(tmp_path, where, alpha=0.1)
+    changes = [certificate(alpha) for alpha in (0.3, 0.02, 0.1, 0.2)]
+    assert len({change.relaxation for change in changes}) == 4
+    async with (
+        Gateway(config) as one,
+        Gateway(config) as other,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
+        stop = asyncio.Event()
 
-            async def load(k):
-                while not stop.is_set():
-                    await ask(session, (one, other)[k % 2].url, *decision_request(f"load{k}"))
+        async def load(k):
+            while not stop.is_set():
+                await ask(session, (one, other)[k % 2].url, *decision_request(f"load{k}"))
 
-            loading = [asyncio.create_task(load(k)) for k in range(16)]
-            for change in changes * 3:
-                url = f"{one.url}/v1/arbitrage/policies/support"
-                async with session.put(url, json={"certificate": change.to_dict()}) as reply:
-                    assert reply.status == 200, await reply.text()
-                seen = await asyncio.gather(
-                    *(ask(session, g.url, *decision_request(f"n{k}")) for g in (one, other) for k in range(8))
-                )
-                assert {relaxation_in(body) for _, _, body in seen} == {change.relaxation}
-            stop.set()
-            await asyncio.gather(*loading)
-
-    asyncio.run(story())
+        loading = [asyncio.create_task(load(k)) for k in range(16)]
+        for change in changes * 3:
+            url = f"{one.url}/v1/arbitrage/policies/support"
+            async with session.put(url, json={"certificate": change.to_dict()}) as reply:
+                assert reply.status == 200, await reply.text()
+            seen = await asyncio.gather(
+                *(ask(session, g.url, *decision_request(f"n{k}")) for g in (one, other) for k in range(8))
+            )
+            assert {relaxation_in(body) for _, _, body in seen} == {change.relaxation}
+        stop.set()
+        await asyncio.gather(*loading)

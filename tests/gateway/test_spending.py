@@ -155,24 +155,20 @@ def test_a_request_whose_length_is_no_whole_number_is_refused_before_the_guardia
     assert gateway.chat({**CHAT, "max_tokens": 5}).status_code == 200
 
 
-def test_samples_that_no_longer_fit_cancel_none_that_are_paid_for(opened, tmp_path, monkeypatch):
+async def test_samples_that_no_longer_fit_cancel_none_that_are_paid_for(opened, tmp_path, monkeypatch):
     """Five samples at once, money for three: those three are answered and settled at what they cost."""
     monkeypatch.setattr(f"{LIMITS}.PATIENCE", 0.1)
-
-    async def story():
-        store = opened(str(tmp_path / "money.db"))
-        money, pricing = GuardianSpending(store, 0.35, live_share=0.5), Price(per_call=0.1)
-        async with Upstream(slow(lambda *_: completion("a"), 0.3)) as upstream, Endpoint(upstream.url) as endpoint:
-            port = Capped(Priced(endpoint, pricing), pricing, money)
-            scorer = SamplingScorer(port=port, settings=Settings(model="m"), samples=5)
-            with pytest.raises(QuotaError, match="limit on cost"):
-                await scorer.score(Query("Which?", ("a", "b"), id="q"))
-            await money.close()
-            assert len(upstream.bodies) == 3
-        shortage = await store.run(claims.reserve, "guardian_cost", 10**11, limit=round(0.35 * 10**12), seconds=3600)
-        assert not shortage.in_flight  # nothing is left reserved
-
-    asyncio.run(story())
+    store = opened(str(tmp_path / "money.db"))
+    money, pricing = GuardianSpending(store, 0.35, live_share=0.5), Price(per_call=0.1)
+    async with Upstream(slow(lambda *_: completion("a"), 0.3)) as upstream, Endpoint(upstream.url) as endpoint:
+        port = Capped(Priced(endpoint, pricing), pricing, money)
+        scorer = SamplingScorer(port=port, settings=Settings(model="m"), samples=5)
+        with pytest.raises(QuotaError, match="limit on cost"):
+            await scorer.score(Query("Which?", ("a", "b"), id="q"))
+        await money.close()
+        assert len(upstream.bodies) == 3
+    shortage = await store.run(claims.reserve, "guardian_cost", 10**11, limit=round(0.35 * 10**12), seconds=3600)
+    assert not shortage.in_flight  # nothing is left reserved
 
 
 def test_a_call_that_could_never_fit_says_so(house):
@@ -182,22 +178,19 @@ def test_a_call_that_could_never_fit_says_so(house):
     assert not gateway.guardian.bodies
 
 
-def test_both_limits_are_shared_and_a_restart_forgets_nothing(where, opened):
-    async def story():
-        one, other = (GuardianCalls(opened(where), 3, live_share=0.5) for _ in range(2))
-        for calls in (one, other, one):
-            await calls.start()
-        with pytest.raises(QuotaError, match="limit on calls") as failure:
-            await other.start()
-        assert 0 < failure.value.retry_after <= 61
-        money = GuardianSpending(opened(where), 1.0, live_share=0.5)
-        money.settle(await money.reserve(0.8), None)  # unknown, so in full
-        await money.close()
-        with pytest.raises(QuotaError, match="limit on cost") as failure:
-            await GuardianSpending(opened(where), 1.0, live_share=0.5).reserve(0.3)
-        assert failure.value.retry_after > 3000
-
-    asyncio.run(story())
+async def test_both_limits_are_shared_and_a_restart_forgets_nothing(where, opened):
+    one, other = (GuardianCalls(opened(where), 3, live_share=0.5) for _ in range(2))
+    for calls in (one, other, one):
+        await calls.start()
+    with pytest.raises(QuotaError, match="limit on calls") as failure:
+        await other.start()
+    assert 0 < failure.value.retry_after <= 61
+    money = GuardianSpending(opened(where), 1.0, live_share=0.5)
+    money.settle(await money.reserve(0.8), None)  # unknown, so in full
+    await money.close()
+    with pytest.raises(QuotaError, match="limit on cost") as failure:
+        await GuardianSpending(opened(where), 1.0, live_share=0.5).reserve(0.3)
+    assert failure.value.retry_after > 3000
 
 
 def costly(folder, database, limit):
@@ -219,19 +212,16 @@ async def statuses_of(session, urls, count, name):
 
 
 @pytest.mark.proof
-def test_two_gateways_under_load_spend_what_one_may_and_a_kill_forgets_nothing(where, tmp_path):
-    async def story():
-        calls = tmp_path / "calls"
-        config = costly(tmp_path, where, 0.50)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            async with Gateway(config, CALLS=str(calls)) as one, Gateway(config, CALLS=str(calls)) as other:
-                statuses = await statuses_of(session, [one.url, other.url], 60, "a")
-                await one.kill()
-                assert 429 in await statuses_of(session, [other.url], 20, "b")
-            async with Gateway(config, CALLS=str(calls)) as third:
-                assert 429 in await statuses_of(session, [third.url], 20, "c")
-        assert set(statuses) == {200, 429}
-        guardian_calls = [line for line in calls.read_text().splitlines() if line.startswith("guardian")]
-        assert len(guardian_calls) == 10  # ten at $0.05, over three processes
-
-    asyncio.run(story())
+async def test_two_gateways_under_load_spend_what_one_may_and_a_kill_forgets_nothing(where, tmp_path):
+    calls = tmp_path / "calls"
+    config = costly(tmp_path, where, 0.50)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with Gateway(config, CALLS=str(calls)) as one, Gateway(config, CALLS=str(calls)) as other:
+            statuses = await statuses_of(session, [one.url, other.url], 60, "a")
+            await one.kill()
+            assert 429 in await statuses_of(session, [other.url], 20, "b")
+        async with Gateway(config, CALLS=str(calls)) as third:
+            assert 429 in await statuses_of(session, [third.url], 20, "c")
+    assert set(statuses) == {200, 429}
+    guardian_calls = [line for line in calls.read_text().splitlines() if line.startswith("guardian")]
+    assert len(guardian_calls) == 10  # ten at $0.05, over three processes

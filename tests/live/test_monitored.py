@@ -27,87 +27,70 @@ def here(opened, tmp_path):
 CONFIG = Config(policies={"support": PolicyConfig(audit_rate=0.05)})
 
 
-def test_a_standing_is_the_one_that_a_gateway_shows(store):
-    async def work():
-        key, now = await fill(store), time.time()
-        await settle_served(store)
-        [standing] = await read_standings(store, CONFIG, now=now)
-        watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
-        await watch.follow()
-        await watch.refresh_served(now)
-        assert standing.standing == watch.standing(now)
-        assert standing.served == watch.served
-        assert standing.state == "kept"
-        assert standing.blind_decisions == 10_800
-
-    asyncio.run(work())
+async def test_a_standing_is_the_one_that_a_gateway_shows(store):
+    key, now = await fill(store), time.time()
+    await settle_served(store)
+    [standing] = await read_standings(store, CONFIG, now=now)
+    watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
+    await watch.follow()
+    await watch.refresh_served(now)
+    assert standing.standing == watch.standing(now)
+    assert standing.served == watch.served
+    assert standing.state == "kept"
+    assert standing.blind_decisions == 10_800
 
 
-def test_an_alarm_stands_and_a_policy_without_audits_is_blind(here):
-    async def work():
-        await fill(here)
-        version = await here.run(policies.install, "quiet", certificate().to_dict(), by="configuration")
-        [quiet, _] = await read_standings(here, CONFIG, now=time.time())
-        assert (quiet.ledger.key.policy, quiet.state, quiet.blind_decisions) == ("quiet", "blind", None)
-        assert version.version == 1
-        with pytest.raises(OptionError, match="there are quiet, support"):
-            await read_standings(here, CONFIG, policy="loud", now=time.time())
-
-    asyncio.run(work())
+async def test_an_alarm_stands_and_a_policy_without_audits_is_blind(here):
+    await fill(here)
+    version = await here.run(policies.install, "quiet", certificate().to_dict(), by="configuration")
+    [quiet, _] = await read_standings(here, CONFIG, now=time.time())
+    assert (quiet.ledger.key.policy, quiet.state, quiet.blind_decisions) == ("quiet", "blind", None)
+    assert version.version == 1
+    with pytest.raises(OptionError, match="there are quiet, support"):
+        await read_standings(here, CONFIG, policy="loud", now=time.time())
 
 
-def test_old_audits_are_stale_and_new_certificates_are_not(here):
-    async def work():
-        key, now = await fill(here), time.time()
-        [fresh] = await read_standings(here, CONFIG, now=now)
-        [stale] = await read_standings(here, CONFIG, now=now + 60 * DAY)
-        assert fresh.state == "kept"
-        assert stale.state == "amber"
-        assert any("stale" in reason for reason in stale.standing.reasons)
-        await draw_rows(here, losses(600, 0.02, 9), key=key, start=now + 40 * DAY, stop=now + 50 * DAY)
-        [again] = await read_standings(here, CONFIG, now=now + 60 * DAY)
-        assert not any("stale" in reason for reason in again.standing.reasons)
-
-    asyncio.run(work())
+async def test_old_audits_are_stale_and_new_certificates_are_not(here):
+    key, now = await fill(here), time.time()
+    [fresh] = await read_standings(here, CONFIG, now=now)
+    [stale] = await read_standings(here, CONFIG, now=now + 60 * DAY)
+    assert fresh.state == "kept"
+    assert stale.state == "amber"
+    assert any("stale" in reason for reason in stale.standing.reasons)
+    await draw_rows(here, losses(600, 0.02, 9), key=key, start=now + 40 * DAY, stop=now + 50 * DAY)
+    [again] = await read_standings(here, CONFIG, now=now + 60 * DAY)
+    assert not any("stale" in reason for reason in again.standing.reasons)
 
 
-def test_a_history_has_every_ledger_and_every_event(here):
-    async def work():
-        await fill(here)
-        history = await read_history(here, CONFIG, "support")
-        assert [(one.key.version, one.key.lifts, len(one.rows)) for one in history.ledgers] == [
-            (1, 0, 1100), (1, 1, 60), (2, 0, 702),
-        ]  # fmt: skip
-        assert [one.kind for one in drawn_moments(history)] == ["installed", "red", "lifted", "installed"]
-        drawn = drawn_ledgers(history, time.time())
-        assert [one.history.audits[-1] for one in drawn] == [1100, 60, 702]
-        assert {one.key.identities_sha256 for one in history.ledgers} == {MODELS}
-        with pytest.raises(OptionError, match="there is no policy 'loud'"):
-            await read_history(here, CONFIG, "loud")
-
-    asyncio.run(work())
+async def test_a_history_has_every_ledger_and_every_event(here):
+    await fill(here)
+    history = await read_history(here, CONFIG, "support")
+    assert [(one.key.version, one.key.lifts, len(one.rows)) for one in history.ledgers] == [
+        (1, 0, 1100), (1, 1, 60), (2, 0, 702),
+    ]  # fmt: skip
+    assert [one.kind for one in drawn_moments(history)] == ["installed", "red", "lifted", "installed"]
+    drawn = drawn_ledgers(history, time.time())
+    assert [one.history.audits[-1] for one in drawn] == [1100, 60, 702]
+    assert {one.key.identities_sha256 for one in history.ledgers} == {MODELS}
+    with pytest.raises(OptionError, match="there is no policy 'loud'"):
+        await read_history(here, CONFIG, "loud")
 
 
-def test_an_alarm_counts_from_its_time_on(here):
-    async def work():
-        now = time.time()
-        version = await here.run(
-            policies.install, "support", certificate(confidence=0.95).to_dict(), by="configuration"
-        )
-        key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
-        await draw_rows(here, losses(300, 0.03, 1), key=key, start=now - 20 * DAY, stop=now - DAY)
-        alarm = AlarmBody(
-            version=1, lifts=0, identities_sha256=MODELS, cause="failing audits", audits=300, known=300, missing=0,
-            line=0.05, log_evidence=4.0,
-        )  # fmt: skip
-        assert await here.run(policies.raise_alarm, "support", alarm)
-        [before] = await read_standings(here, CONFIG, now=now - 60)
-        [after] = await read_standings(here, CONFIG, now=time.time() + 1)
-        assert (before.state, before.mode, before.alarm) == ("no evidence", "enforce", None)
-        assert (after.state, after.mode, after.alarm.cause) == ("red", "safe", "failing audits")
-        assert after.to_dict()["alarm"]["cause"] == "failing audits"
-
-    asyncio.run(work())
+async def test_an_alarm_counts_from_its_time_on(here):
+    now = time.time()
+    version = await here.run(policies.install, "support", certificate(confidence=0.95).to_dict(), by="configuration")
+    key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
+    await draw_rows(here, losses(300, 0.03, 1), key=key, start=now - 20 * DAY, stop=now - DAY)
+    alarm = AlarmBody(
+        version=1, lifts=0, identities_sha256=MODELS, cause="failing audits", audits=300, known=300, missing=0,
+        line=0.05, log_evidence=4.0,
+    )  # fmt: skip
+    assert await here.run(policies.raise_alarm, "support", alarm)
+    [before] = await read_standings(here, CONFIG, now=now - 60)
+    [after] = await read_standings(here, CONFIG, now=time.time() + 1)
+    assert (before.state, before.mode, before.alarm) == ("no evidence", "enforce", None)
+    assert (after.state, after.mode, after.alarm.cause) == ("red", "safe", "failing audits")
+    assert after.to_dict()["alarm"]["cause"] == "failing audits"
 
 
 def net_certificate(n=1200):

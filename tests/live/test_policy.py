@@ -220,28 +220,25 @@ def test_if_both_fail_it_is_never_the_primary_s_choice():
         decide(policy(scorer(OSError()), scorer(OSError())))
 
 
-def test_if_the_caller_is_cancelled_so_are_the_calls_upstream():
-    async def run():
-        gone = asyncio.Event()
+async def test_if_the_caller_is_cancelled_so_are_the_calls_upstream():
+    gone = asyncio.Event()
 
-        async def hang(*_):
-            try:
-                await asyncio.sleep(30)
-            except asyncio.CancelledError:
-                gone.set()
-                raise
+    async def hang(*_):
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
 
-        async with Upstream(hang) as upstream, Endpoint(upstream.url) as endpoint:
-            primary = ChatScorer(port=endpoint, settings=Settings(model="m"))
-            task = asyncio.create_task(policy(primary, scorer(SURE)).decide(QUERY))
-            while not upstream.bodies:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await asyncio.wait_for(gone.wait(), 5)
-
-    asyncio.run(run())
+    async with Upstream(hang) as upstream, Endpoint(upstream.url) as endpoint:
+        primary = ChatScorer(port=endpoint, settings=Settings(model="m"))
+        task = asyncio.create_task(policy(primary, scorer(SURE)).decide(QUERY))
+        while not upstream.bodies:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(gone.wait(), 5)
 
 
 class Own:
@@ -469,16 +466,13 @@ class Allowing:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_stream_closed_early_closes_the_guardian_s(steps):
-    async def run():
-        guardian = Streamer("g", "one", "two", "three")
-        items = router(Answerer("p", "mine", 0.2), WrappedModel(guardian, quota=Allowing())).stream(REQUEST)
-        for _ in range(steps):
-            await anext(items)
-        await items.aclose()
-        assert guardian.closed == 1
-
-    asyncio.run(run())
+async def test_a_stream_closed_early_closes_the_guardian_s(steps):
+    guardian = Streamer("g", "one", "two", "three")
+    items = router(Answerer("p", "mine", 0.2), WrappedModel(guardian, quota=Allowing())).stream(REQUEST)
+    for _ in range(steps):
+        await anext(items)
+    await items.aclose()
+    assert guardian.closed == 1
 
 
 # Baselines.
@@ -494,10 +488,6 @@ def test_single_models_decide_everything():
         decide(SingleModel(scorer=scorer(OSError()), role="primary"))
 
 
-def test_random_routing_calls_the_guardian_with_the_given_probability():
+async def test_random_routing_calls_the_guardian_with_the_given_probability():
     live = RandomRouter(primary=scorer(SURE), guardian=scorer([0, 0, 1]), probability=0.25, rng=random.Random(0))
-
-    async def run():
-        return [(await live.decide(QUERY)).decided_by for _ in range(1000)]
-
-    assert asyncio.run(run()).count("guardian") == pytest.approx(250, abs=50)
+    assert [(await live.decide(QUERY)).decided_by for _ in range(1000)].count("guardian") == pytest.approx(250, abs=50)

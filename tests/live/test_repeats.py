@@ -84,18 +84,14 @@ def test_an_answer_without_a_confidence_is_a_problem(tmp_path):
     assert "no confidence came with a repeated answer" in primary.problem
 
 
-def test_the_command_prints_what_it_measured(tmp_path, monkeypatch):
+async def test_the_command_prints_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []
-
-    async def work():
-        async with Upstream(decides(0.8, 0.9)) as upstream:
-            section = f'kind = "decisions"\nurl = "{upstream.url}"\nmodel = "m"\nprice_per_call = 0.01\n'
-            (tmp_path / "arbitrage.toml").write_text(f"[primary]\n{section}[guardian]\n{section}")
-            command = ["check", "--repeats", "4", "--json"]
-            seen.append(await asyncio.to_thread(CliRunner().invoke, cli, command))
-
-    asyncio.run(work())
+    async with Upstream(decides(0.8, 0.9)) as upstream:
+        section = f'kind = "decisions"\nurl = "{upstream.url}"\nmodel = "m"\nprice_per_call = 0.01\n'
+        (tmp_path / "arbitrage.toml").write_text(f"[primary]\n{section}[guardian]\n{section}")
+        command = ["check", "--repeats", "4", "--json"]
+        seen.append(await asyncio.to_thread(CliRunner().invoke, cli, command))
     assert seen[0].exit_code == 0, seen[0].output
     models = {one["role"]: one for one in json.loads(seen[0].output)["models"]}
     assert models["primary"]["noise"] == pytest.approx(0.2)

@@ -106,7 +106,7 @@ def test_settings_fill_only_fields_that_the_request_omits():
 
 
 @pytest.mark.parametrize(("fields", "expected"), [({}, 500), ({"max_tokens": 20}, 20), ({"max_tokens": "many"}, None)])
-def test_the_call_names_the_most_tokens_its_reply_can_have(fields, expected):
+async def test_the_call_names_the_most_tokens_its_reply_can_have(fields, expected):
     calls = []
 
     class Watched(Endpoint):
@@ -114,11 +114,8 @@ def test_the_call_names_the_most_tokens_its_reply_can_have(fields, expected):
             calls.append(call)
             return await super().call(call)
 
-    async def ask():
-        async with Upstream(lambda *_: completion("a rose")) as upstream, Watched(upstream.url) as endpoint:
-            await answerer(max_tokens=500)(endpoint).answer(ChatRequest({**HELLO.body, **fields}, id="r1"))
-
-    asyncio.run(ask())
+    async with Upstream(lambda *_: completion("a rose")) as upstream, Watched(upstream.url) as endpoint:
+        await answerer(max_tokens=500)(endpoint).answer(ChatRequest({**HELLO.body, **fields}, id="r1"))
     assert [(c.output_limit, c.id) for c in calls] == [(expected, "r1")]
 
 

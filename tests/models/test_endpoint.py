@@ -85,17 +85,14 @@ def test_malformed_usage_is_unknown(usage):
     assert answered({"usage": usage}).spent == UNKNOWN
 
 
-def test_the_body_is_sent_unchanged_to_the_path_below_the_base():
-    async def run():
-        async with Upstream(lambda path, *_: {"path": path}) as upstream, Endpoint(upstream.url + "/") as endpoint:
-            reply = await endpoint.call(Call(path="/x/y", body={"é": [1, "日本"]}))
-            assert endpoint.origin == upstream.url
-            assert reply.document == {"path": "/x/y"}
-            assert upstream.bodies == [{"é": [1, "日本"]}]
-            assert upstream.headers[0]["Content-Type"] == "application/json"
-            assert upstream.headers[0]["Accept-Encoding"] == "identity"
-
-    asyncio.run(run())
+async def test_the_body_is_sent_unchanged_to_the_path_below_the_base():
+    async with Upstream(lambda path, *_: {"path": path}) as upstream, Endpoint(upstream.url + "/") as endpoint:
+        reply = await endpoint.call(Call(path="/x/y", body={"é": [1, "日本"]}))
+        assert endpoint.origin == upstream.url
+        assert reply.document == {"path": "/x/y"}
+        assert upstream.bodies == [{"é": [1, "日本"]}]
+        assert upstream.headers[0]["Content-Type"] == "application/json"
+        assert upstream.headers[0]["Accept-Encoding"] == "identity"
 
 
 @pytest.mark.parametrize(
@@ -379,16 +376,13 @@ def test_a_redirect_is_not_followed(status):
     error_of(asyncio.run(run()), status=status, retryable=False, spent=REFUSED)
 
 
-def test_text_that_is_not_unicode_is_a_typed_error_and_nothing_is_sent():
-    async def run():
-        async with Upstream(lambda *_: {}) as upstream, Endpoint(upstream.url) as endpoint:
-            with pytest.raises(UpstreamError) as caught:
-                await endpoint.call(Call(path="/x", body={"a": "\ud800"}))
-            assert upstream.bodies == []
-            assert not caught.value.retryable
-            assert caught.value.spent is None
-
-    asyncio.run(run())
+async def test_text_that_is_not_unicode_is_a_typed_error_and_nothing_is_sent():
+    async with Upstream(lambda *_: {}) as upstream, Endpoint(upstream.url) as endpoint:
+        with pytest.raises(UpstreamError) as caught:
+            await endpoint.call(Call(path="/x", body={"a": "\ud800"}))
+        assert upstream.bodies == []
+        assert not caught.value.retryable
+        assert caught.value.spent is None
 
 
 def everything_of(result):
@@ -570,42 +564,36 @@ def test_a_key_comes_from_the_environment_and_must_be_there(monkeypatch):
             key_from("SOME_KEY")
 
 
-def test_connections_are_reused_and_closed():
-    async def run():
-        peers = set()
+async def test_connections_are_reused_and_closed():
+    peers = set()
 
-        async def reply(peer, *_):
-            peers.add(peer._writer)
-            await peer.send(b"{}")
+    async def reply(peer, *_):
+        peers.add(peer._writer)
+        await peer.send(b"{}")
 
-        async with Sockets(reply) as server:
-            endpoint = Endpoint(server.url)
-            for _ in range(5):
+    async with Sockets(reply) as server:
+        endpoint = Endpoint(server.url)
+        for _ in range(5):
+            await endpoint.call(CALL)
+        assert len(peers) == 1
+        await endpoint.close()
+        await endpoint.close()
+        assert (await endpoint.call(CALL)).document == {}
+        assert len(peers) == 2
+        await endpoint.close()
+
+
+async def test_an_endpoint_is_usable_again_after_a_fault():
+    async def reply(peer, body, number):
+        if number == 0:
+            peer.reset()
+        elif number == 1:
+            await peer.gone()
+        else:
+            await peer.send(b'{"fine": true}')
+
+    async with Sockets(reply) as server, Endpoint(server.url, timeout=0.2) as endpoint:
+        for _ in range(2):
+            with pytest.raises(UpstreamError):
                 await endpoint.call(CALL)
-            assert len(peers) == 1
-            await endpoint.close()
-            await endpoint.close()
-            assert (await endpoint.call(CALL)).document == {}
-            assert len(peers) == 2
-            await endpoint.close()
-
-    asyncio.run(run())
-
-
-def test_an_endpoint_is_usable_again_after_a_fault():
-    async def run():
-        async def reply(peer, body, number):
-            if number == 0:
-                peer.reset()
-            elif number == 1:
-                await peer.gone()
-            else:
-                await peer.send(b'{"fine": true}')
-
-        async with Sockets(reply) as server, Endpoint(server.url, timeout=0.2) as endpoint:
-            for _ in range(2):
-                with pytest.raises(UpstreamError):
-                    await endpoint.call(CALL)
-            assert (await endpoint.call(CALL)).document == {"fine": True}
-
-    asyncio.run(run())
+        assert (await endpoint.call(CALL)).document == {"fine": True}

@@ -101,7 +101,7 @@ def test_a_query_is_passed_as_json():
     }
 
 
-def test_a_sync_function_runs_in_a_thread_and_does_not_block_the_loop():
+async def test_a_sync_function_runs_in_a_thread_and_does_not_block_the_loop():
     release = threading.Event()
     threads = []
 
@@ -110,14 +110,11 @@ def test_a_sync_function_runs_in_a_thread_and_does_not_block_the_loop():
         assert release.wait(60)
         return [1, 0, 0]
 
-    async def ask():
-        asking = asyncio.create_task(FunctionScorer(slow, name="slow").score(QUERY))
-        while not threads:
-            await asyncio.sleep(0.001)
-        release.set()  # only possible if the loop still turns
-        return await asking
-
-    assert asyncio.run(ask()).values == (1, 0, 0)
+    asking = asyncio.create_task(FunctionScorer(slow, name="slow").score(QUERY))
+    while not threads:
+        await asyncio.sleep(0.001)
+    release.set()  # only possible if the loop still turns
+    assert (await asking).values == (1, 0, 0)
     assert threads[0] is not threading.main_thread()
 
 
@@ -264,7 +261,7 @@ class Echo:
         return Answer(message={"role": "assistant", "content": "so"}, confidence=1.0)
 
 
-def test_an_answerer_of_one_s_own_is_pinned_by_the_source_of_its_class(tmp_path, monkeypatch):
+async def test_an_answerer_of_one_s_own_is_pinned_by_the_source_of_its_class(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.models.test_function.ECHO", Echo(), raising=False)
     section = FunctionConfig(function="tests.models.test_function:ECHO", name="echo")
     context = BuildContext(
@@ -273,11 +270,7 @@ def test_an_answerer_of_one_s_own_is_pinned_by_the_source_of_its_class(tmp_path,
     answerer = section.build_answerer(context)
     assert answerer.identity == {**Echo.identity, **source_identity(Echo)}
     request = ChatRequest({"messages": []})
-
-    async def both():
-        return [await answerer.answer(request)], [item async for item in answerer.stream(request)]
-
-    one, other = asyncio.run(both())
+    one, other = [await answerer.answer(request)], [item async for item in answerer.stream(request)]
     assert one == other == [Answer(message={"role": "assistant", "content": "so"}, confidence=1.0)]
 
 

@@ -117,56 +117,45 @@ def test_a_skipped_question_is_an_upstream_error(person):
     assert not caught.value.retryable
 
 
-def test_a_key_without_an_option_is_ignored(person):
-    async def ask():
-        person.watch()
-        asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.prompted()
-        for key in (b"d", b"7", b" ", b"\n", b"\xc3"):
-            person.press(key)
+async def test_a_key_without_an_option_is_ignored(person):
+    person.watch()
+    asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
+    await person.prompted()
+    for key in (b"d", b"7", b" ", b"\n", b"\xc3"):
+        person.press(key)
+        await asyncio.sleep(0.03)
+        assert not asking.done()
+    async with asyncio.timeout(60):
+        while not asking.done():
+            person.press(b"b")
             await asyncio.sleep(0.03)
-            assert not asking.done()
-        async with asyncio.timeout(60):
-            while not asking.done():
-                person.press(b"b")
-                await asyncio.sleep(0.03)
-        return await asking
-
-    assert asyncio.run(ask()).values == (0, 1, 0)
+    assert (await asking).values == (0, 1, 0)
     assert person.seen.count(PROMPT) == 1
 
 
-def test_the_terminal_mode_is_restored_after_the_key_press(person):
+async def test_the_terminal_mode_is_restored_after_the_key_press(person):
     before = termios.tcgetattr(person.slave)
     modes = []
-
-    async def ask():
-        person.watch()
-        asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.prompted()
-        modes.append(person.mode())
-        person.press(b"a")
-        await asking
-
     assert person.mode() != 0
-    asyncio.run(ask())
+    person.watch()
+    asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
+    await person.prompted()
+    modes.append(person.mode())
+    person.press(b"a")
+    await asking
     assert modes == [0]
     assert termios.tcgetattr(person.slave) == before
 
 
-def test_the_terminal_mode_is_restored_after_a_cancellation(person):
+async def test_the_terminal_mode_is_restored_after_a_cancellation(person):
     before = termios.tcgetattr(person.slave)
-
-    async def ask():
-        person.watch()
-        asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.prompted()
-        assert person.mode() == 0
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    asyncio.run(ask())
+    person.watch()
+    asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
+    await person.prompted()
+    assert person.mode() == 0
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
     assert termios.tcgetattr(person.slave) == before
 
 
@@ -188,18 +177,15 @@ def test_questions_are_shown_one_at_a_time(person):
     assert [result.values for result in asyncio.run(ask())] == [(1, 0, 0), (0, 1, 0)]
 
 
-def test_other_work_goes_on_while_the_person_thinks(person):
-    async def ask():
-        person.watch()
-        asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
-        await person.prompted()
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not asking.done()
-        person.press(b"c")
-        return await asking
-
-    assert asyncio.run(ask()).values == (0, 0, 1)
+async def test_other_work_goes_on_while_the_person_thinks(person):
+    person.watch()
+    asking = asyncio.create_task(HumanScorer(name="team").score(QUERY))
+    await person.prompted()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    person.press(b"c")
+    assert (await asking).values == (0, 0, 1)
 
 
 async def ask_in_turn(count, query=QUERY):
@@ -233,19 +219,15 @@ def test_more_options_than_keys_are_refused_before_anything_is_shown(pipe, capsy
     assert capsys.readouterr().err == ""
 
 
-def test_a_persons_choices_can_be_cached(pipe, capsys, tmp_path):
+async def test_a_persons_choices_can_be_cached(pipe, capsys, tmp_path):
     pipe(b"b\n")
-
-    async def ask():
-        caches = []
-        scorer = HumanScorer(
-            name="team", through=lambda port: caches.append(Cache(port, tmp_path / "replies.sqlite")) or caches[0]
-        )
-        values = [(await scorer.score(QUERY)).values for _ in range(2)]
-        caches[0].close()
-        return values
-
-    assert asyncio.run(ask()) == [(0, 1, 0)] * 2
+    caches = []
+    scorer = HumanScorer(
+        name="team", through=lambda port: caches.append(Cache(port, tmp_path / "replies.sqlite")) or caches[0]
+    )
+    values = [(await scorer.score(QUERY)).values for _ in range(2)]
+    caches[0].close()
+    assert values == [(0, 1, 0)] * 2
     assert capsys.readouterr().err.count(PROMPT.decode()) == 1
 
 

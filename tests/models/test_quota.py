@@ -67,25 +67,19 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_every_question_is_counted(way):
-    async def run():
-        guardian, quota = Streaming(), AtMost(2)
-        for _ in range(2):
-            await way(guardian, quota)
-        with pytest.raises(QuotaError, match="no more"):
-            await way(guardian, quota)
-        assert guardian.calls == 2
-
-    asyncio.run(run())
+async def test_every_question_is_counted(way):
+    guardian, quota = Streaming(), AtMost(2)
+    for _ in range(2):
+        await way(guardian, quota)
+    with pytest.raises(QuotaError, match="no more"):
+        await way(guardian, quota)
+    assert guardian.calls == 2
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_without_limits_nothing_is_refused(way):
-    async def run():
-        for _ in range(50):
-            await way(Streaming(), AtMost())
-
-    asyncio.run(run())
+async def test_without_limits_nothing_is_refused(way):
+    for _ in range(50):
+        await way(Streaming(), AtMost())
 
 
 def test_identities_are_those_of_the_wrapped_models():
@@ -98,28 +92,22 @@ def test_an_answerer_that_cannot_stream_yields_its_answer_alone():
     assert answer.message == MESSAGE
 
 
-def test_a_stream_closed_early_is_closed_inside():
-    async def run():
-        guardian, quota = Streaming(), AtMost(2)
-        items = WrappedModel(guardian, quota=quota).stream(REQUEST)
-        await anext(items)
-        await items.aclose()
-        assert guardian.closed == 1
-        await quota.start()
-
-    asyncio.run(run())
+async def test_a_stream_closed_early_is_closed_inside():
+    guardian, quota = Streaming(), AtMost(2)
+    items = WrappedModel(guardian, quota=quota).stream(REQUEST)
+    await anext(items)
+    await items.aclose()
+    assert guardian.closed == 1
+    await quota.start()
 
 
-def test_a_question_that_fails_counts():
+async def test_a_question_that_fails_counts():
     class Failing(Guardian):
         async def answer(self, request):
             raise ReplyError("empty")
 
-    async def run():
-        quota = AtMost(1)
-        with pytest.raises(ReplyError):
-            await WrappedModel(Failing(), quota=quota).answer(REQUEST)
-        with pytest.raises(QuotaError):
-            await quota.start()
-
-    asyncio.run(run())
+    quota = AtMost(1)
+    with pytest.raises(ReplyError):
+        await WrappedModel(Failing(), quota=quota).answer(REQUEST)
+    with pytest.raises(QuotaError):
+        await quota.start()

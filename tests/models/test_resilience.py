@@ -818,22 +818,18 @@ def test_an_endpoint_that_keeps_failing_is_not_called_for_a_while_and_then_tried
     with_endpoint(server, use)
 
 
-def test_calls_in_the_background_wait_behind_none_that_cannot():
+async def test_calls_in_the_background_wait_behind_none_that_cannot():
     """With a rate of four a minute, two may be audits: a third waits, and delays no live call behind it."""
+    limit = RateLimit(requests_per_minute=4, live_share=0.5)
 
-    async def story():
-        limit = RateLimit(requests_per_minute=4, live_share=0.5)
+    async def audit():
+        IN_BACKGROUND.set(True)
+        await limit.start()
 
-        async def audit():
-            IN_BACKGROUND.set(True)
-            await limit.start()
-
-        audits = [asyncio.create_task(audit()) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        async with asyncio.timeout(30):
-            await limit.start()
-            await limit.start()
-        assert [task.done() for task in audits] == [True, True, False]
-        audits[2].cancel()
-
-    asyncio.run(story())
+    audits = [asyncio.create_task(audit()) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        await limit.start()
+        await limit.start()
+    assert [task.done() for task in audits] == [True, True, False]
+    audits[2].cancel()

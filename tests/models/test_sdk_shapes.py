@@ -284,14 +284,11 @@ def test_the_sdks_own_client_sends_and_reads_the_same_completion():
     assert theirs.usage.completion_tokens_details.reasoning_tokens == ours.spent.reasoning_tokens == 2
 
 
-def test_both_clients_carry_the_key_in_the_same_header():
-    async def ask():
-        async with Upstream(lambda *_: chat(scores(1, 0, 0))) as upstream:
-            async with Endpoint(upstream.url, key="secret-1") as endpoint:
-                await ChatScorer(port=endpoint, settings=Settings(model="m")).score(QUERY)
-            async with AsyncOpenAI(base_url=upstream.url, api_key="secret-1", max_retries=0) as client:
-                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
-        return upstream.headers
-
-    ours, theirs = asyncio.run(ask())
+async def test_both_clients_carry_the_key_in_the_same_header():
+    async with Upstream(lambda *_: chat(scores(1, 0, 0))) as upstream:
+        async with Endpoint(upstream.url, key="secret-1") as endpoint:
+            await ChatScorer(port=endpoint, settings=Settings(model="m")).score(QUERY)
+        async with AsyncOpenAI(base_url=upstream.url, api_key="secret-1", max_retries=0) as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+    ours, theirs = upstream.headers
     assert ours["Authorization"] == theirs["Authorization"] == "Bearer secret-1"

@@ -439,7 +439,7 @@ def test_an_error_in_the_consumer_is_not_retried():
     assert len(server.bodies) == 1
 
 
-def test_closing_a_stream_closes_its_connection():
+async def test_closing_a_stream_closes_its_connection():
     left = asyncio.Event()
 
     async def reply(peer, *_):
@@ -449,14 +449,11 @@ def test_closing_a_stream_closes_its_connection():
         finally:
             left.set()
 
-    async def run():
-        async with Sockets(reply) as server, Endpoint(server.url) as endpoint:
-            items = endpoint.stream(Call(path="/x", body={}))
-            assert await anext(items) == ONE
-            await items.aclose()
-            await asyncio.wait_for(left.wait(), 10)
-
-    asyncio.run(run())
+    async with Sockets(reply) as server, Endpoint(server.url) as endpoint:
+        items = endpoint.stream(Call(path="/x", body={}))
+        assert await anext(items) == ONE
+        await items.aclose()
+        await asyncio.wait_for(left.wait(), 10)
     assert left.is_set()
 
 

@@ -76,21 +76,18 @@ async def backed_up_under_load(where, backup):
     return early, late, restored
 
 
-def test_a_restored_backup_verifies_and_only_a_later_head_shows_what_is_missing(ways):
-    async def story():
-        early, late, restored = await backed_up_under_load(*ways)
-        store = await open_store(restored, keys=KEYS)
-        try:
-            assert await integrity.verify(store) == []
-            assert await integrity.verify(store, early) == []
-            assert await integrity.verify(store, late) != []
-            assert len(await store.run(pages.records, limit=1000)) >= 20
-            await decide(store, 5)  # it goes on from there
-            assert await integrity.verify(store) == []
-            assert await integrity.verify(store, early) == []
-            [policy] = await store.run(policies.active)
-            assert policy.intact
-        finally:
-            await store.close()
-
-    asyncio.run(story())
+async def test_a_restored_backup_verifies_and_only_a_later_head_shows_what_is_missing(ways):
+    early, late, restored = await backed_up_under_load(*ways)
+    store = await open_store(restored, keys=KEYS)
+    try:
+        assert await integrity.verify(store) == []
+        assert await integrity.verify(store, early) == []
+        assert await integrity.verify(store, late) != []
+        assert len(await store.run(pages.records, limit=1000)) >= 20
+        await decide(store, 5)  # it goes on from there
+        assert await integrity.verify(store) == []
+        assert await integrity.verify(store, early) == []
+        [policy] = await store.run(policies.active)
+        assert policy.intact
+    finally:
+        await store.close()

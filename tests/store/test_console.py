@@ -38,24 +38,21 @@ def commit(store, *events, **options):
     asyncio.run(store.run(stored_events.commit, list(events), **options))
 
 
-def test_a_sign_in_lasts_its_time_and_ends_with_its_key(store):
-    async def use():
-        await store.run(keys.create, id="k", sha256="0" * 64, scope="review", label="reviewer-1", policies=["a"])
-        await store.run(keys.sign_in, "c" * 64, "k", seconds=60)
-        await store.run(keys.sign_in, "d" * 64, "k", seconds=-1)
-        signed = await store.run(keys.find_sign_in, "c" * 64)
-        assert (signed.key_id, signed.scope, signed.label, signed.policies) == ("k", "review", "reviewer-1", ("a",))
-        assert signed.valid
-        assert signed.idle < 30
-        assert await store.run(keys.find_sign_in, "d" * 64) is None
-        assert await store.run(keys.find_sign_in, "e" * 64) is None
-        await store.run(keys.note_sign_in, "c" * 64)
-        await store.run(keys.revoke, "k")
-        assert not (await store.run(keys.find_sign_in, "c" * 64)).valid
-        await store.run(keys.sign_out, "c" * 64)
-        assert await store.run(keys.find_sign_in, "c" * 64) is None
-
-    asyncio.run(use())
+async def test_a_sign_in_lasts_its_time_and_ends_with_its_key(store):
+    await store.run(keys.create, id="k", sha256="0" * 64, scope="review", label="reviewer-1", policies=["a"])
+    await store.run(keys.sign_in, "c" * 64, "k", seconds=60)
+    await store.run(keys.sign_in, "d" * 64, "k", seconds=-1)
+    signed = await store.run(keys.find_sign_in, "c" * 64)
+    assert (signed.key_id, signed.scope, signed.label, signed.policies) == ("k", "review", "reviewer-1", ("a",))
+    assert signed.valid
+    assert signed.idle < 30
+    assert await store.run(keys.find_sign_in, "d" * 64) is None
+    assert await store.run(keys.find_sign_in, "e" * 64) is None
+    await store.run(keys.note_sign_in, "c" * 64)
+    await store.run(keys.revoke, "k")
+    assert not (await store.run(keys.find_sign_in, "c" * 64)).valid
+    await store.run(keys.sign_out, "c" * 64)
+    assert await store.run(keys.find_sign_in, "c" * 64) is None
 
 
 def test_decisions_are_counted_by_who_made_them_and_what_they_cost(store):

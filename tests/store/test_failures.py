@@ -42,25 +42,21 @@ def test_a_url_without_its_slashes_is_no_file_either(tmp_path, start):
 
 
 @pytest.mark.parametrize("round", range(5))
-def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
+async def test_a_killed_process_loses_no_commit_that_returned(where, opened, round):
     command = [sys.executable, "-m", "tests.store.committer", where]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         ids = [child.stdout.readline().strip()]
         time.sleep(random.Random(round).uniform(0.01, 0.4))
         os.kill(child.pid, signal.SIGKILL)
         ids += child.stdout.read().split()
-
-    async def story():
-        store = opened(where)
-        assert len(ids[0]) == 26
-        for id in ids:
-            if len(id) == 26:  # the last line may be truncated
-                assert (await store.run(pages.record, id)).completion.finish == "stop"
-        assert await integrity.verify(store) == []
-        await decide(store, 3)
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+    store = opened(where)
+    assert len(ids[0]) == 26
+    for id in ids:
+        if len(id) == 26:  # the last line may be truncated
+            assert (await store.run(pages.record, id)).completion.finish == "stop"
+    assert await integrity.verify(store) == []
+    await decide(store, 3)
+    assert await integrity.verify(store) == []
 
 
 def test_a_newer_schema_is_refused(store, where, sql, opened):
@@ -73,29 +69,23 @@ def test_a_newer_schema_is_refused(store, where, sql, opened):
         opened(where)
 
 
-def test_many_gateways_can_open_a_new_database_at_once(where):
-    async def story():
-        stores = await asyncio.gather(*(open_store(where) for _ in range(6)))
-        await asyncio.gather(*(decide(store) for store in stores))
-        assert len(await stores[0].run(pages.records)) == 6
-        for store in stores:
-            await store.close()
-
-    asyncio.run(story())
-
-
-def test_a_closed_store_refuses_calls_and_can_be_closed_twice(store):
-    async def story():
-        pending = [asyncio.ensure_future(store.run(events.commit, [decision()])) for _ in range(20)]
-        await asyncio.sleep(0)
-        await store.close()
-        await asyncio.gather(*pending)
-        for call in (store.run(events.commit, []), store.change_count(), store.run(pages.records)):
-            with pytest.raises(StoreError, match="closed"):
-                await call
+async def test_many_gateways_can_open_a_new_database_at_once(where):
+    stores = await asyncio.gather(*(open_store(where) for _ in range(6)))
+    await asyncio.gather(*(decide(store) for store in stores))
+    assert len(await stores[0].run(pages.records)) == 6
+    for store in stores:
         await store.close()
 
-    asyncio.run(story())
+
+async def test_a_closed_store_refuses_calls_and_can_be_closed_twice(store):
+    pending = [asyncio.ensure_future(store.run(events.commit, [decision()])) for _ in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(*pending)
+    for call in (store.run(events.commit, []), store.change_count(), store.run(pages.records)):
+        with pytest.raises(StoreError, match="closed"):
+            await call
+    await store.close()
 
 
 def test_a_file_that_cannot_be_a_database_is_refused(tmp_path):
@@ -110,23 +100,19 @@ def test_a_file_that_cannot_be_a_database_is_refused(tmp_path):
         assert str(tmp_path) in str(caught.value)
 
 
-def test_a_locked_file_fails_commits_until_it_is_unlocked(tmp_path, opened):
+async def test_a_locked_file_fails_commits_until_it_is_unlocked(tmp_path, opened):
     path = str(tmp_path / "s.db")
     store = opened(path)
-
-    async def story():
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("begin immediate")
-            outcomes = await asyncio.gather(
-                *(store.run(events.commit, [decision()]) for _ in range(5)), return_exceptions=True
-            )
-            assert all("another process is writing" in str(outcome) for outcome in outcomes)
-            assert await store.run(pages.records) == []
-            other.execute("rollback")
-        await decide(store, 3)
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        outcomes = await asyncio.gather(
+            *(store.run(events.commit, [decision()]) for _ in range(5)), return_exceptions=True
+        )
+        assert all("another process is writing" in str(outcome) for outcome in outcomes)
+        assert await store.run(pages.records) == []
+        other.execute("rollback")
+    await decide(store, 3)
+    assert await integrity.verify(store) == []
 
 
 def test_a_locked_file_delays_a_commit_only_once(tmp_path, opened, monkeypatch):
@@ -141,31 +127,27 @@ def test_a_locked_file_delays_a_commit_only_once(tmp_path, opened, monkeypatch):
         assert 1.9 < time.monotonic() - started < 3.9
 
 
-def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
+async def test_a_full_disk_fails_whole_commits_until_there_is_space(tmp_path, opened):
     store = opened(str(tmp_path / "s.db"))
-
-    async def story():
-        kept = await decide(store, 3)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        size = max(file.stat().st_size for file in tmp_path.iterdir())
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, limits[1]))
-        try:
-            commits = [
-                store.run(events.commit, [decision(new_id(), body=DecisionBody(content=Content(answer="y" * 50_000)))])
-                for _ in range(8)
-            ]
-            outcomes = await asyncio.gather(*commits, return_exceptions=True)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert isinstance(outcomes[-1], StoreError)
-        assert "s.db: the store failed" in str(outcomes[-1])
-        kept += await decide(store, 3)
-        ids = [record.id for record in await store.run(pages.records)]
-        assert set(kept) <= set(ids)
-        assert len(ids) == len(kept) + outcomes.count(None)
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+    kept = await decide(store, 3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = max(file.stat().st_size for file in tmp_path.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100_000, limits[1]))
+    try:
+        commits = [
+            store.run(events.commit, [decision(new_id(), body=DecisionBody(content=Content(answer="y" * 50_000)))])
+            for _ in range(8)
+        ]
+        outcomes = await asyncio.gather(*commits, return_exceptions=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(outcomes[-1], StoreError)
+    assert "s.db: the store failed" in str(outcomes[-1])
+    kept += await decide(store, 3)
+    ids = [record.id for record in await store.run(pages.records)]
+    assert set(kept) <= set(ids)
+    assert len(ids) == len(kept) + outcomes.count(None)
+    assert await integrity.verify(store) == []
 
 
 def test_postgresql_without_psycopg_names_the_extra(monkeypatch):
@@ -195,17 +177,14 @@ def test_no_error_repeats_a_password(url):
     assert time.monotonic() - started < 30
 
 
-def test_a_lost_connection_is_replaced_silently(postgres, opened, server):
-    async def story():
-        store = opened(postgres)
-        await decide(store, 8)
-        name = postgres.split("/")[3].split("?")[0]
-        server.psql(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}';")
-        await decide(store, 8)
-        assert len(await store.run(pages.records)) == 16
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+async def test_a_lost_connection_is_replaced_silently(postgres, opened, server):
+    store = opened(postgres)
+    await decide(store, 8)
+    name = postgres.split("/")[3].split("?")[0]
+    server.psql(f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}';")
+    await decide(store, 8)
+    assert len(await store.run(pages.records)) == 16
+    assert await integrity.verify(store) == []
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -249,57 +228,49 @@ def test_a_database_without_a_table_raises_a_store_error(store, sql):
             asyncio.run(call)
 
 
-def test_a_fault_of_ours_in_one_job_leaves_nobody_waiting(tmp_path, opened):
+async def test_a_fault_of_ours_in_one_job_leaves_nobody_waiting(tmp_path, opened):
     store = opened(str(tmp_path / "store.db"))
 
     def faulty(session):
         raise ZeroDivisionError
 
-    async def both():
-        with pytest.raises(StoreError, match="the store failed, and the log says how"):
-            await asyncio.wait_for(store.execute("write", faulty), 10)
-        return await asyncio.wait_for(store.execute("write", lambda session: session.rows("select 1")), 10)
-
-    assert list(asyncio.run(both())) == [(1,)]
+    with pytest.raises(StoreError, match="the store failed, and the log says how"):
+        await asyncio.wait_for(store.execute("write", faulty), 10)
+    assert list(await asyncio.wait_for(store.execute("write", lambda session: session.rows("select 1")), 10)) == [(1,)]
 
 
-def test_what_a_faulty_job_wrote_is_not_committed_with_the_next_one(store):
+async def test_what_a_faulty_job_wrote_is_not_committed_with_the_next_one(store):
     def faulty(session):
         session.run("insert into probes (id, body) values ('half', ?)", b"")
         raise ZeroDivisionError
 
-    async def both():
-        for _ in range(8):  # on every connection of a pool
-            with pytest.raises((StoreError, ZeroDivisionError)):
-                await asyncio.wait_for(store.execute("write", faulty), 30)
-        await asyncio.gather(*(store.execute("write", lambda session: session.rows("select 1")) for _ in range(16)))
-        return await store.execute("read", lambda session: session.rows("select id from probes where id = 'half'"))
+    for _ in range(8):  # on every connection of a pool
+        with pytest.raises((StoreError, ZeroDivisionError)):
+            await asyncio.wait_for(store.execute("write", faulty), 30)
+    await asyncio.gather(*(store.execute("write", lambda session: session.rows("select 1")) for _ in range(16)))
+    assert (
+        list(await store.execute("read", lambda session: session.rows("select id from probes where id = 'half'"))) == []
+    )
 
-    assert list(asyncio.run(both())) == []
 
-
-def test_a_writer_that_has_been_waiting_for_a_lock_turns_requests_away_at_once(tmp_path, monkeypatch, opened):
+async def test_a_writer_that_has_been_waiting_for_a_lock_turns_requests_away_at_once(tmp_path, monkeypatch, opened):
     monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT", 30.0)
     monkeypatch.setattr(sqlite, "_STUCK_SECONDS", 0.0)
-
-    async def story():
-        store = opened(str(tmp_path / "s.db"))
-        [before] = await decide(store)
-        with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as other:
-            other.execute("begin immediate")
-            first = asyncio.ensure_future(store.writable())
-            while store._writer._waits is None:
-                await asyncio.sleep(0.001)
-            with pytest.raises(StoreError, match="another process is writing"):
-                await store.writable()
-            assert not first.done()
-            other.execute("rollback")
-        await first  # which goes on once the lock is gone
-        [after] = await decide(store)
-        assert [record.id for record in await store.run(pages.records)] == [after, before]
-        assert await integrity.verify(store) == []
-        assert await store.execute("read", lambda session: session.rows("select distinct writer from events")) == [
-            (store._writer._session.chain.writer,)
-        ]
-
-    asyncio.run(story())
+    store = opened(str(tmp_path / "s.db"))
+    [before] = await decide(store)
+    with closing(sqlite3.connect(tmp_path / "s.db", isolation_level=None)) as other:
+        other.execute("begin immediate")
+        first = asyncio.ensure_future(store.writable())
+        while store._writer._waits is None:
+            await asyncio.sleep(0.001)
+        with pytest.raises(StoreError, match="another process is writing"):
+            await store.writable()
+        assert not first.done()
+        other.execute("rollback")
+    await first  # which goes on once the lock is gone
+    [after] = await decide(store)
+    assert [record.id for record in await store.run(pages.records)] == [after, before]
+    assert await integrity.verify(store) == []
+    assert await store.execute("read", lambda session: session.rows("select distinct writer from events")) == [
+        (store._writer._session.chain.writer,)
+    ]

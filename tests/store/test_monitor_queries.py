@@ -1,7 +1,5 @@
 """What a monitor, /metrics and the command line read never scans the decision record: each statement's plan says so."""
 
-import asyncio
-
 import pytest
 
 from conformal_arbitrage.gateway.auth import Caller
@@ -16,42 +14,36 @@ CONFIG = Config(policies={"support": PolicyConfig(audit_rate=0.05)})
 
 
 @pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
-def test_monitors_and_metrics_never_scan_the_record(store, sql, monkeypatch):
-    async def story():
-        key = await fill(store)
-        sql("analyze")
-        plans = watched_plans(store, monkeypatch)
-        [standing] = await read_standings(store, CONFIG, now=2e9)
-        await read_history(store, CONFIG, "support")
-        watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
-        await watch.follow()
-        await watch.follow()
-        await watch.refresh_served(2e9)
-        await store.run(ledger.news, ["support"])
-        await store.change_count()
-        await store.run(events.decisions_under, "support", 1)
-        metrics = Metrics()
-        metrics.standings({"support": {"": (watch.standing(2e9), watch)}})
-        metrics.backlog(["support"], await store.run(outbox.audit_backlog))
-        assert b"arbitrage_loss_mean" in metrics.text(Caller("op", "operate"))
-        assert len(plans) > 10, "nothing was watched"
-        for statement, plan in plans:
-            assert not scans_the_record(plan), (statement, plan)
-
-    asyncio.run(story())
+async def test_monitors_and_metrics_never_scan_the_record(store, sql, monkeypatch):
+    key = await fill(store)
+    sql("analyze")
+    plans = watched_plans(store, monkeypatch)
+    [standing] = await read_standings(store, CONFIG, now=2e9)
+    await read_history(store, CONFIG, "support")
+    watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
+    await watch.follow()
+    await watch.follow()
+    await watch.refresh_served(2e9)
+    await store.run(ledger.news, ["support"])
+    await store.change_count()
+    await store.run(events.decisions_under, "support", 1)
+    metrics = Metrics()
+    metrics.standings({"support": {"": (watch.standing(2e9), watch)}})
+    metrics.backlog(["support"], await store.run(outbox.audit_backlog))
+    assert b"arbitrage_loss_mean" in metrics.text(Caller("op", "operate"))
+    assert len(plans) > 10, "nothing was watched"
+    for statement, plan in plans:
+        assert not scans_the_record(plan), (statement, plan)
 
 
-def test_a_statement_that_scans_the_record_is_caught(store, sql, monkeypatch):
-    async def story():
-        await fill(store)
-        sql("analyze")
-        plans = watched_plans(store, monkeypatch)
-        await store.execute(
-            "scan", lambda session: session.rows("select count(*) from events where body like '%\"loss\"%'")
-        )
-        assert any(scans_the_record(plan) for _, plan in plans)
-
-    asyncio.run(story())
+async def test_a_statement_that_scans_the_record_is_caught(store, sql, monkeypatch):
+    await fill(store)
+    sql("analyze")
+    plans = watched_plans(store, monkeypatch)
+    await store.execute(
+        "scan", lambda session: session.rows("select count(*) from events where body like '%\"loss\"%'")
+    )
+    assert any(scans_the_record(plan) for _, plan in plans)
 
 
 class Explained(Noted):

@@ -1,4 +1,3 @@
-import asyncio
 import json
 from dataclasses import dataclass
 
@@ -77,25 +76,19 @@ WRITTEN_BEFORE = """{
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_a_decision_is_read_as_it_was_written(store, body):
-    async def story():
-        [id] = await decide(store, body=body)
-        assert (await store.run(pages.record, id)).decision == body
-
-    asyncio.run(story())
+async def test_a_decision_is_read_as_it_was_written(store, body):
+    [id] = await decide(store, body=body)
+    assert (await store.run(pages.record, id)).decision == body
 
 
-def test_later_events_are_read_as_they_were_written_with_their_time(store):
-    async def story():
-        for body in LATER:
-            [id] = await decide(store)
-            await store.run(events.commit, [later(id, body)])
-            record = await store.run(pages.record, id)
-            [read] = [one for one in (record.completion, *record.feedback, record.audit) if one is not None]
-            assert read == msgspec.structs.replace(body, at=read.at)
-            assert read.at >= record.created
-
-    asyncio.run(story())
+async def test_later_events_are_read_as_they_were_written_with_their_time(store):
+    for body in LATER:
+        [id] = await decide(store)
+        await store.run(events.commit, [later(id, body)])
+        record = await store.run(pages.record, id)
+        [read] = [one for one in (record.completion, *record.feedback, record.audit) if one is not None]
+        assert read == msgspec.structs.replace(body, at=read.at)
+        assert read.at >= record.created
 
 
 @pytest.mark.parametrize(
@@ -119,15 +112,12 @@ def test_a_decision_from_before_the_bodies_had_types_is_read():
 
 
 @pytest.mark.parametrize("rest", ["", ', "legs": {"primary": 1}', ', "new": [1]'])
-def test_a_decision_of_a_later_schema_asks_for_an_upgrade(store, sql, rest):
-    async def story():
-        [id] = await decide(store)
-        sql(f"""update events set body = '{{"schema": 2{rest}}}'""")
-        for read in (store.run(pages.record, id), store.run(pages.records)):
-            with pytest.raises(StoreError, match=f"decision {id} has schema 2, this release reads up to 1; upgrade"):
-                await read
-
-    asyncio.run(story())
+async def test_a_decision_of_a_later_schema_asks_for_an_upgrade(store, sql, rest):
+    [id] = await decide(store)
+    sql(f"""update events set body = '{{"schema": 2{rest}}}'""")
+    for read in (store.run(pages.record, id), store.run(pages.records)):
+        with pytest.raises(StoreError, match=f"decision {id} has schema 2, this release reads up to 1; upgrade"):
+            await read
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"size": "two"}', '{"legs": [{}]}', "[" * 100_000])
@@ -138,17 +128,14 @@ def test_a_damaged_decision_is_named(text):
         decode_decision(text, "17")
 
 
-def test_a_damaged_audit_does_not_stop_the_others(store, sql, caplog):
-    async def story():
-        ids = [new_id(), new_id()]
-        question = TextQuestion(request={})
-        for id in ids:
-            await store.run(events.commit, [decision(id)], audits=[Audit(id=id, policy="support", question=question)])
-        sql(f"update audits set payload = '{{}}' where id = '{ids[0]}'")
-        assert [audit.id for audit in await store.run(outbox.take_audits, limit=9, lease=60)] == [ids[1]]
-        assert f"the audit of {ids[0]} is damaged" in caplog.text
-
-    asyncio.run(story())
+async def test_a_damaged_audit_does_not_stop_the_others(store, sql, caplog):
+    ids = [new_id(), new_id()]
+    question = TextQuestion(request={})
+    for id in ids:
+        await store.run(events.commit, [decision(id)], audits=[Audit(id=id, policy="support", question=question)])
+    sql(f"update audits set payload = '{{}}' where id = '{ids[0]}'")
+    assert [audit.id for audit in await store.run(outbox.take_audits, limit=9, lease=60)] == [ids[1]]
+    assert f"the audit of {ids[0]} is damaged" in caplog.text
 
 
 @dataclass
@@ -188,15 +175,12 @@ def test_a_body_that_is_not_json_is_refused(body):
         encode(body, "17")
 
 
-def test_a_commit_that_is_not_json_writes_nothing(store):
-    async def story():
-        with pytest.raises(StoreError, match="is not JSON"):
-            await store.run(events.commit, [decision(), decision(body=DecisionBody(margin=NAN))])
-        with pytest.raises(StoreError, match="the certificate of support is not JSON"):
-            await store.run(policies.install, "support", {"alpha": NAN}, by="ann")
-        assert await store.run(pages.records) == []
-
-    asyncio.run(story())
+async def test_a_commit_that_is_not_json_writes_nothing(store):
+    with pytest.raises(StoreError, match="is not JSON"):
+        await store.run(events.commit, [decision(), decision(body=DecisionBody(margin=NAN))])
+    with pytest.raises(StoreError, match="the certificate of support is not JSON"):
+        await store.run(policies.install, "support", {"alpha": NAN}, by="ann")
+    assert await store.run(pages.records) == []
 
 
 def test_numpy_floats_and_lone_surrogates_are_written():
@@ -206,13 +190,10 @@ def test_numpy_floats_and_lone_surrogates_are_written():
     assert json.loads(encode_json({"x": "\ud800"}, "x")) == {"x": "\ud800"}
 
 
-def test_a_document_has_every_field_and_the_time_of_later_events(store):
-    async def story():
-        [id] = await decide(store, body=FULL)
-        await store.run(events.commit, [later(id, FeedbackBody(grades=Grades(primary=0.0, guardian=1.0), by="k1"))])
-        return await store.run(pages.record, id)
-
-    record = asyncio.run(story())
+async def test_a_document_has_every_field_and_the_time_of_later_events(store):
+    [id] = await decide(store, body=FULL)
+    await store.run(events.commit, [later(id, FeedbackBody(grades=Grades(primary=0.0, guardian=1.0), by="k1"))])
+    record = await store.run(pages.record, id)
     shown = document(record)
     assert json.loads(json.dumps(shown)) == shown
     assert set(shown) == set(record.__struct_fields__)

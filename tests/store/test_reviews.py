@@ -53,221 +53,176 @@ async def due(store):
     return one
 
 
-def test_an_item_is_given_once_and_its_holder_gets_it_again(store):
-    async def story():
-        await put(store, item(due=5.0), item(due=1.0))
-        first = await take(store)
-        assert first.question == QUESTION
-        assert (await take(store)).token == first.token  # another tab
-        other = await take(store, "bob")
-        assert other.token != first.token
-        assert await take(store, "cid") is None
-        assert await take(store, "dan", teams=("others",)) is None
-
-    asyncio.run(story())
+async def test_an_item_is_given_once_and_its_holder_gets_it_again(store):
+    await put(store, item(due=5.0), item(due=1.0))
+    first = await take(store)
+    assert first.question == QUESTION
+    assert (await take(store)).token == first.token  # another tab
+    other = await take(store, "bob")
+    assert other.token != first.token
+    assert await take(store, "cid") is None
+    assert await take(store, "dan", teams=("others",)) is None
 
 
-def test_the_item_that_is_due_first_comes_first(store):
-    async def story():
-        ids = await put(store, *(item(due=float(k)) for k in (3, 1, 2)))
-        for id in (ids[1], ids[2], ids[0]):
-            await vote(store, "ann", 0)
-            [one] = [i for i in await store.run(reviews.due) if i.decision == id]
-            await store.run(reviews.end, one, "closed", outcome=ReviewOutcome(state="closed", action=0))
-
-    asyncio.run(story())
+async def test_the_item_that_is_due_first_comes_first(store):
+    ids = await put(store, *(item(due=float(k)) for k in (3, 1, 2)))
+    for id in (ids[1], ids[2], ids[0]):
+        await vote(store, "ann", 0)
+        [one] = [i for i in await store.run(reviews.due) if i.decision == id]
+        await store.run(reviews.end, one, "closed", outcome=ReviewOutcome(state="closed", action=0))
 
 
-def test_whoever_is_on_two_teams_takes_what_is_due_first_without_sorting_the_queue(store):
-    async def story():
-        dues = {"team": (2.0, 3.0, 5.0), "others": (1.0, 4.0)}
-        items = [item(due=due, team=team) for team, times in dues.items() for due in times]
-        by_id = dict(zip(await put(store, *items), items, strict=True))
-        await store.run(reviews.note_reader, items[0].decision, "ann")  # whose team does not come first for that
-        order = []
-        while (held := await take(store, "ann", teams=("team", "others", "empty"))) is not None:
-            assert await store.run(reviews.vote, held.token, "ann", 0) == 0.0
-            order += [one.decision for one in await store.run(reviews.due) if one.votes and one.decision not in order]
-        assert [by_id[id].due for id in order] == [1.0, 3.0, 4.0, 5.0]
-        plan = await store.execute("scan", lambda session: steps(session, f"select r.id {_FREE}", ("team", 0, "ann")))
-        assert "open_reviews" in " ".join(plan), plan
-        assert not [step for step in plan if "TEMP B-TREE" in step or "Sort" in step], plan
-
-    asyncio.run(story())
+async def test_whoever_is_on_two_teams_takes_what_is_due_first_without_sorting_the_queue(store):
+    dues = {"team": (2.0, 3.0, 5.0), "others": (1.0, 4.0)}
+    items = [item(due=due, team=team) for team, times in dues.items() for due in times]
+    by_id = dict(zip(await put(store, *items), items, strict=True))
+    await store.run(reviews.note_reader, items[0].decision, "ann")  # whose team does not come first for that
+    order = []
+    while (held := await take(store, "ann", teams=("team", "others", "empty"))) is not None:
+        assert await store.run(reviews.vote, held.token, "ann", 0) == 0.0
+        order += [one.decision for one in await store.run(reviews.due) if one.votes and one.decision not in order]
+    assert [by_id[id].due for id in order] == [1.0, 3.0, 4.0, 5.0]
+    plan = await store.execute("scan", lambda session: steps(session, f"select r.id {_FREE}", ("team", 0, "ann")))
+    assert "open_reviews" in " ".join(plan), plan
+    assert not [step for step in plan if "TEMP B-TREE" in step or "Sort" in step], plan
 
 
-def test_a_lease_that_ends_frees_the_place_and_a_late_token_is_refused(store):
-    async def story():
-        await put(store, item())
-        held = await take(store, "ann", lease=0.05)
-        await asyncio.sleep(0.1)
-        other = await take(store, "bob")
-        await store.run(reviews.give_back, other.token, "bob")
-        assert await take(store, "cid") is not None
-        assert not await store.run(reviews.renew, held.token, "ann")
-        assert await store.run(reviews.vote, held.token, "ann", 1) is None
-        assert not await store.run(reviews.skip, held.token, "ann")
-
-    asyncio.run(story())
+async def test_a_lease_that_ends_frees_the_place_and_a_late_token_is_refused(store):
+    await put(store, item())
+    held = await take(store, "ann", lease=0.05)
+    await asyncio.sleep(0.1)
+    other = await take(store, "bob")
+    await store.run(reviews.give_back, other.token, "bob")
+    assert await take(store, "cid") is not None
+    assert not await store.run(reviews.renew, held.token, "ann")
+    assert await store.run(reviews.vote, held.token, "ann", 1) is None
+    assert not await store.run(reviews.skip, held.token, "ann")
 
 
-def test_a_token_votes_after_its_lease_if_nobody_took_the_place(store):
-    async def story():
-        await put(store, item())
-        held = await take(store, "ann", lease=0.05)
-        await asyncio.sleep(0.1)
-        assert await store.run(reviews.vote, held.token, "ann", 1) == 0.0
-
-    asyncio.run(story())
+async def test_a_token_votes_after_its_lease_if_nobody_took_the_place(store):
+    await put(store, item())
+    held = await take(store, "ann", lease=0.05)
+    await asyncio.sleep(0.1)
+    assert await store.run(reviews.vote, held.token, "ann", 1) == 0.0
 
 
-def test_renewing_keeps_an_item(store, sql):
-    async def story():
-        await put(store, item(lease=600.0))
-        held = await take(store, "ann")
-        for _ in range(2):
-            sql("update review_claims set lease = lease - 1000")  # it has ended, and nobody has taken the place yet
-            assert await store.run(reviews.renew, held.token, "ann")
-            assert await take(store, "bob") is None
-        sql("update review_claims set since = since - 2000")
-        assert not await store.run(reviews.renew, held.token, "ann")  # twenty minutes in all
-        await store.run(reviews.give_back, held.token, "ann")
-        assert await take(store, "bob") is not None
-
-    asyncio.run(story())
+async def test_renewing_keeps_an_item(store, sql):
+    await put(store, item(lease=600.0))
+    held = await take(store, "ann")
+    for _ in range(2):
+        sql("update review_claims set lease = lease - 1000")  # it has ended, and nobody has taken the place yet
+        assert await store.run(reviews.renew, held.token, "ann")
+        assert await take(store, "bob") is None
+    sql("update review_claims set since = since - 2000")
+    assert not await store.run(reviews.renew, held.token, "ann")  # twenty minutes in all
+    await store.run(reviews.give_back, held.token, "ann")
+    assert await take(store, "bob") is not None
 
 
-def test_the_same_token_twice_is_one_vote_and_another_person_cannot_use_it(store, sql):
-    async def story():
-        await put(store, item(undo=30.0))
-        held = await take(store, "ann")
-        assert await store.run(reviews.vote, held.token, "bob", 0) is None
-        assert await store.run(reviews.vote, held.token, "ann", 2) == 30.0
-        assert 0 < await store.run(reviews.vote, held.token, "ann", 1) <= 30.0
-
-    asyncio.run(story())
+async def test_the_same_token_twice_is_one_vote_and_another_person_cannot_use_it(store, sql):
+    await put(store, item(undo=30.0))
+    held = await take(store, "ann")
+    assert await store.run(reviews.vote, held.token, "bob", 0) is None
+    assert await store.run(reviews.vote, held.token, "ann", 2) == 30.0
+    assert 0 < await store.run(reviews.vote, held.token, "ann", 1) <= 30.0
     assert [tuple(row) for row in sql("select choice, late from votes")] == [(2, 0)]
     assert [tuple(row) for row in sql("select held, votes from reviews")] == [(0, 1)]
 
 
-def test_a_vote_can_be_undone_until_it_counts(store):
-    async def story():
-        await put(store, item(undo=30.0))
-        token, counts = await vote(store, "ann", 2)
-        assert counts == 30.0
-        assert await store.run(reviews.due) == []
-        assert (await store.run(reviews.undo, token, "bob")) is None
-        assert (await store.run(reviews.undo, token, "ann")).token == token
-        assert await store.run(reviews.undo, token, "ann") is None
-        assert await take(store, "bob") is None
-        assert await store.run(reviews.vote, token, "ann", 0) == 30.0
-
-    asyncio.run(story())
+async def test_a_vote_can_be_undone_until_it_counts(store):
+    await put(store, item(undo=30.0))
+    token, counts = await vote(store, "ann", 2)
+    assert counts == 30.0
+    assert await store.run(reviews.due) == []
+    assert (await store.run(reviews.undo, token, "bob")) is None
+    assert (await store.run(reviews.undo, token, "ann")).token == token
+    assert await store.run(reviews.undo, token, "ann") is None
+    assert await take(store, "bob") is None
+    assert await store.run(reviews.vote, token, "ann", 0) == 30.0
 
 
-def test_a_vote_that_counts_cannot_be_undone(store):
-    async def story():
-        await put(store, item())
-        token, _ = await vote(store, "ann", 2)
-        one = await due(store)
-        assert [(v.reviewer, v.choice) for v in one.votes] == [("ann", 2)]
-        assert await store.run(reviews.undo, token, "ann") is None
-
-    asyncio.run(story())
+async def test_a_vote_that_counts_cannot_be_undone(store):
+    await put(store, item())
+    token, _ = await vote(store, "ann", 2)
+    one = await due(store)
+    assert [(v.reviewer, v.choice) for v in one.votes] == [("ann", 2)]
+    assert await store.run(reviews.undo, token, "ann") is None
 
 
-def test_undoing_gives_the_next_item_back(store):
-    async def story():
-        await put(store, item(undo=30.0, due=1.0), item(due=2.0))
-        token, _ = await vote(store, "ann", 1)
-        following = await take(store, "ann")
-        assert (await store.run(reviews.undo, token, "ann")).token == token
-        assert (await take(store, "ann")).token == token
-        assert await store.run(reviews.vote, following.token, "ann", 1) is None
-
-    asyncio.run(story())
+async def test_undoing_gives_the_next_item_back(store):
+    await put(store, item(undo=30.0, due=1.0), item(due=2.0))
+    token, _ = await vote(store, "ann", 1)
+    following = await take(store, "ann")
+    assert (await store.run(reviews.undo, token, "ann")).token == token
+    assert (await take(store, "ann")).token == token
+    assert await store.run(reviews.vote, following.token, "ann", 1) is None
 
 
-def test_an_end_that_is_based_on_something_older_changes_nothing(store):
-    async def story():
-        await put(store, item(panel=3))
-        await vote(store, "ann", 1)
-        seen = await due(store)
-        await vote(store, "bob", 1)
-        outcome = ReviewOutcome(state="closed", action=1)
-        assert not await store.run(reviews.end, seen, "closed", outcome=outcome)
-        assert not await store.run(reviews.keep_open, seen, needed=3, level=0)
-        now = await due(store)
-        assert [v.choice for v in now.votes] == [1, 1]
-        assert await store.run(reviews.end, now, "closed", outcome=outcome)
-        assert not await store.run(reviews.end, now, "closed", outcome=outcome)
-        assert await store.run(reviews.due) == []
-
-    asyncio.run(story())
+async def test_an_end_that_is_based_on_something_older_changes_nothing(store):
+    await put(store, item(panel=3))
+    await vote(store, "ann", 1)
+    seen = await due(store)
+    await vote(store, "bob", 1)
+    outcome = ReviewOutcome(state="closed", action=1)
+    assert not await store.run(reviews.end, seen, "closed", outcome=outcome)
+    assert not await store.run(reviews.keep_open, seen, needed=3, level=0)
+    now = await due(store)
+    assert [v.choice for v in now.votes] == [1, 1]
+    assert await store.run(reviews.end, now, "closed", outcome=outcome)
+    assert not await store.run(reviews.end, now, "closed", outcome=outcome)
+    assert await store.run(reviews.due) == []
 
 
-def test_a_panel_has_so_many_places_and_a_lead_decides_after_it(store):
-    async def story():
-        await put(store, item(panel=3, escalates=True))
-        await vote(store, "ann", 0)
-        await vote(store, "bob", 1)
-        assert await take(store, "cid") is None  # two are asked first
-        assert await store.run(reviews.keep_open, await due(store), needed=3, level=0)
-        assert await store.run(reviews.due) == []
-        await vote(store, "cid", 2)
-        assert await store.run(reviews.keep_open, await due(store), needed=1, level=1)
-        assert await take(store, "dan") is None
-        held = await take(store, "eve", leads=("team",))
-        assert await store.run(reviews.vote, held.token, "eve", 2) == 0.0
-        last = await due(store)
-        assert [v.reviewer for v in last.votes] == ["eve"]
-        assert [v.reviewer for v in last.earlier] == ["ann", "bob", "cid"]
-
-    asyncio.run(story())
+async def test_a_panel_has_so_many_places_and_a_lead_decides_after_it(store):
+    await put(store, item(panel=3, escalates=True))
+    await vote(store, "ann", 0)
+    await vote(store, "bob", 1)
+    assert await take(store, "cid") is None  # two are asked first
+    assert await store.run(reviews.keep_open, await due(store), needed=3, level=0)
+    assert await store.run(reviews.due) == []
+    await vote(store, "cid", 2)
+    assert await store.run(reviews.keep_open, await due(store), needed=1, level=1)
+    assert await take(store, "dan") is None
+    held = await take(store, "eve", leads=("team",))
+    assert await store.run(reviews.vote, held.token, "eve", 2) == 0.0
+    last = await due(store)
+    assert [v.reviewer for v in last.votes] == ["eve"]
+    assert [v.reviewer for v in last.earlier] == ["ann", "bob", "cid"]
 
 
-def test_a_vote_after_the_end_is_late_and_looks_the_same(store, sql):
-    async def story():
-        await put(store, item(panel=3, rule="unanimous", undo=0.0))
-        late = await take(store, "cid")
-        await vote(store, "ann", 0)
-        await vote(store, "bob", 1)
-        one = await due(store)
-        assert await store.run(reviews.end, one, "failed")
-        assert await store.run(reviews.renew, late.token, "cid")
-        assert await store.run(reviews.vote, late.token, "cid", 1) == 0.0
-
-    asyncio.run(story())
+async def test_a_vote_after_the_end_is_late_and_looks_the_same(store, sql):
+    await put(store, item(panel=3, rule="unanimous", undo=0.0))
+    late = await take(store, "cid")
+    await vote(store, "ann", 0)
+    await vote(store, "bob", 1)
+    one = await due(store)
+    assert await store.run(reviews.end, one, "failed")
+    assert await store.run(reviews.renew, late.token, "cid")
+    assert await store.run(reviews.vote, late.token, "cid", 1) == 0.0
     assert sorted(tuple(row) for row in sql("select reviewer, late from votes")) == [("ann", 0), ("bob", 0), ("cid", 1)]
 
 
-def test_whoever_skips_is_not_asked_again_about_the_decision(store):
-    async def story():
-        [id] = await put(store, item())
-        held = await take(store, "ann")
-        assert await store.run(reviews.skip, held.token, "ann")
-        assert await take(store, "ann") is None
-        one = await due(store)
-        assert (one.decision, one.votes, one.seen) == (id, (), {"ann"})
-        await put(store, item(id, "overlap"))
-        assert await take(store, "ann") is None
-        assert await take(store, "bob") is not None
-
-    asyncio.run(story())
+async def test_whoever_skips_is_not_asked_again_about_the_decision(store):
+    [id] = await put(store, item())
+    held = await take(store, "ann")
+    assert await store.run(reviews.skip, held.token, "ann")
+    assert await take(store, "ann") is None
+    one = await due(store)
+    assert (one.decision, one.votes, one.seen) == (id, (), {"ann"})
+    await put(store, item(id, "overlap"))
+    assert await take(store, "ann") is None
+    assert await take(store, "bob") is not None
 
 
-def test_whoever_read_the_record_cannot_vote(store):
-    async def story():
-        [id] = await put(store, item())
-        assert await store.run(pages.under_review, [id, "other"]) == {id}
-        held = await take(store, "ann")
-        await store.run(reviews.note_reader, id, "ann")
-        assert await store.run(reviews.vote, held.token, "ann", 1) is None
-        assert await take(store, "ann") is None
-        assert await take(store, "bob") is not None
-        assert await store.run(pages.under_review, []) == frozenset()
-
-    asyncio.run(story())
+async def test_whoever_read_the_record_cannot_vote(store):
+    [id] = await put(store, item())
+    assert await store.run(pages.under_review, [id, "other"]) == {id}
+    held = await take(store, "ann")
+    await store.run(reviews.note_reader, id, "ann")
+    assert await store.run(reviews.vote, held.token, "ann", 1) is None
+    assert await take(store, "ann") is None
+    assert await take(store, "bob") is not None
+    assert await store.run(pages.under_review, []) == frozenset()
 
 
 async def asked(store, *, drawn=False, deadline=60.0, key="k", **options):
@@ -290,46 +245,40 @@ async def asked_again(store, id, *, drawn, key="k"):
     await store.run(events.commit, [], claim=claim, reviews=ReviewWork(items=[one], request=request, deadline=60.0))
 
 
-def test_a_request_is_complete_once_its_reply_is_kept(store, sql):
-    async def story():
-        claim, id = await asked(store)
-        assert await store.run(reviews.decided_requests, limit=20) == []
-        await vote(store, "ann", 1)
-        await store.run(
-            reviews.end, await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1, team="team")
-        )
-        assert (await store.run(reviews.outcomes, [id]))[id].action == 1
-        assert await store.run(reviews.decided_requests, limit=20) == []  # its caller is still being served
-        await store.run(claims.release, claim)
-        [request] = await store.run(reviews.decided_requests, limit=20)
-        assert (request.name, request.body) == ("k", b"{}")
-        again = await store.run(claims.take, "caller", "k", "sha", lease=30.0)
-        assert again.begun == {0: id}
-        reply = SavedResponse(status=200, headers={}, body=b"done")
-        done = Event(id=id, body=CompletionBody(finish="stop", action=1))
-        await store.run(events.commit, [done], claim=again, response=reply, reviews=ReviewWork(ended=True))
-        assert await store.run(reviews.decided_requests, limit=20) == []
-        request, outcome = await store.run(reviews.request_of, id)
-        assert (request.body, outcome.state) == (b"", "decided")
-        assert (await store.run(claims.saved_response, "caller", "k")).body == b"done"
-        assert await store.run(claims.saved_response, "caller", "none") is None
-        assert await store.run(reviews.request_of, "none") is None
-
-    asyncio.run(story())
+async def test_a_request_is_complete_once_its_reply_is_kept(store, sql):
+    claim, id = await asked(store)
+    assert await store.run(reviews.decided_requests, limit=20) == []
+    await vote(store, "ann", 1)
+    await store.run(
+        reviews.end, await due(store), "decided", outcome=ReviewOutcome(state="decided", action=1, team="team")
+    )
+    assert (await store.run(reviews.outcomes, [id]))[id].action == 1
+    assert await store.run(reviews.decided_requests, limit=20) == []  # its caller is still being served
+    await store.run(claims.release, claim)
+    [request] = await store.run(reviews.decided_requests, limit=20)
+    assert (request.name, request.body) == ("k", b"{}")
+    again = await store.run(claims.take, "caller", "k", "sha", lease=30.0)
+    assert again.begun == {0: id}
+    reply = SavedResponse(status=200, headers={}, body=b"done")
+    done = Event(id=id, body=CompletionBody(finish="stop", action=1))
+    await store.run(events.commit, [done], claim=again, response=reply, reviews=ReviewWork(ended=True))
+    assert await store.run(reviews.decided_requests, limit=20) == []
+    request, outcome = await store.run(reviews.request_of, id)
+    assert (request.body, outcome.state) == (b"", "decided")
+    assert (await store.run(claims.saved_response, "caller", "k")).body == b"done"
+    assert await store.run(claims.saved_response, "caller", "none") is None
+    assert await store.run(reviews.request_of, "none") is None
     assert [tuple(row) for row in sql("select state, payload from reviews")] == [("closed", None)]
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_what_was_drawn_goes_on_as_an_audit_when_its_caller_gets_something_else(store, sql, drawn):
-    async def story():
-        claim, id = await asked(store, drawn=drawn)
-        reply = SavedResponse(status=200, headers={}, body=b"safe")
-        await store.run(events.commit, [], claim=claim, response=reply, reviews=ReviewWork(ended=True))
-        assert (await store.run(reviews.outcomes, [id]))[id].state == "expired"
-        assert (await take(store) is not None) == drawn
-        await put(store, item(id))  # the auditor's own attempt makes no second item
-
-    asyncio.run(story())
+async def test_what_was_drawn_goes_on_as_an_audit_when_its_caller_gets_something_else(store, sql, drawn):
+    claim, id = await asked(store, drawn=drawn)
+    reply = SavedResponse(status=200, headers={}, body=b"safe")
+    await store.run(events.commit, [], claim=claim, response=reply, reviews=ReviewWork(ended=True))
+    assert (await store.run(reviews.outcomes, [id]))[id].state == "expired"
+    assert (await take(store) is not None) == drawn
+    await put(store, item(id))  # the auditor's own attempt makes no second item
     rows = [tuple(row) for row in sql("select purpose, state, payload is null from reviews order by created")]
     assert rows[0] == (("audit", "open", False) if drawn else ("decide", "expired", True))
     assert len(rows) == (1 if drawn else 2)
@@ -360,37 +309,31 @@ def test_a_caller_who_left_withdraws_the_question_and_may_come_back(store, sql, 
 
 
 @pytest.mark.parametrize("verdict", [False, True])
-def test_a_drawn_question_is_not_asked_twice_after_its_deadline_or_its_verdict_as_an_audit(store, sql, verdict):
-    async def story():
-        claim, id = await asked(store, drawn=True, deadline=0.0)
-        if verdict:  # which people gave after the caller had left for a while
-            await store.run(reviews.withdraw_request, "caller", "k")
-            await vote(store, "ann", 2)
-            await store.run(reviews.end, await due(store), "closed", outcome=ReviewOutcome(state="closed", action=2))
-        else:
-            await store.run(reviews.end, await due(store), "expired")
-        await store.run(claims.release, claim)
-        await asked_again(store, id, drawn=True)  # as whoever completes the request does
-        return (await store.run(reviews.outcomes, [id]))[id]
-
-    outcome = asyncio.run(story())
+async def test_a_drawn_question_is_not_asked_twice_after_its_deadline_or_its_verdict_as_an_audit(store, sql, verdict):
+    claim, id = await asked(store, drawn=True, deadline=0.0)
+    if verdict:  # which people gave after the caller had left for a while
+        await store.run(reviews.withdraw_request, "caller", "k")
+        await vote(store, "ann", 2)
+        await store.run(reviews.end, await due(store), "closed", outcome=ReviewOutcome(state="closed", action=2))
+    else:
+        await store.run(reviews.end, await due(store), "expired")
+    await store.run(claims.release, claim)
+    await asked_again(store, id, drawn=True)  # as whoever completes the request does
+    outcome = (await store.run(reviews.outcomes, [id]))[id]
     assert (outcome.state, outcome.action) == (("closed", 2) if verdict else ("expired", None))
     rows = [tuple(row) for row in sql("select purpose, state from reviews")]
     assert rows == [("decide", "closed") if verdict else ("audit", "open")]
 
 
-def test_a_deadline_ends_a_question(store):
-    async def story():
-        claim, id = await asked(store, deadline=0.05)
-        await store.run(claims.release, claim)
-        await asyncio.sleep(0.1)
-        one = await due(store)
-        assert one.overdue
-        assert await store.run(reviews.end, one, "expired")
-        assert (await store.run(reviews.outcomes, [id]))[id].state == "expired"
-        assert len(await store.run(reviews.decided_requests, limit=20)) == 1
-
-    asyncio.run(story())
+async def test_a_deadline_ends_a_question(store):
+    claim, id = await asked(store, deadline=0.05)
+    await store.run(claims.release, claim)
+    await asyncio.sleep(0.1)
+    one = await due(store)
+    assert one.overdue
+    assert await store.run(reviews.end, one, "expired")
+    assert (await store.run(reviews.outcomes, [id]))[id].state == "expired"
+    assert len(await store.run(reviews.decided_requests, limit=20)) == 1
 
 
 def test_what_was_begun_outlives_a_long_deadline(store, sql):
@@ -399,14 +342,11 @@ def test_what_was_begun_outlives_a_long_deadline(store, sql):
     assert days == pytest.approx(21, abs=0.01)
 
 
-def test_an_erased_or_pruned_decision_leaves_no_question(store, sql):
-    async def story():
-        _, id = await asked(store)
-        assert await integrity.prune(store, before=4e9) == 0  # people have yet to judge it
-        assert await integrity.erase(store, id)
-        assert await take(store) is None
-
-    asyncio.run(story())
+async def test_an_erased_or_pruned_decision_leaves_no_question(store, sql):
+    _, id = await asked(store)
+    assert await integrity.prune(store, before=4e9) == 0  # people have yet to judge it
+    assert await integrity.erase(store, id)
+    assert await take(store) is None
     assert [tuple(row) for row in sql("select payload, state from reviews")] == [(None, "withdrawn")]
     assert [tuple(row) for row in sql("select body from review_requests")] == [(None,)]
 
@@ -426,48 +366,42 @@ def test_a_question_that_somebody_still_holds_is_swept_later(store, sql):
     assert sql("select payload is null from reviews")[0][0] in (True, 1)
 
 
-def test_figures_come_from_votes_skips_and_second_opinions(store):
-    async def story():
-        [id, other] = await put(store, item(), item(purpose="decide"))
-        await put(store, item(id, "overlap", menu="m"))
-        await put(store, item("lonely", team="night"))
-        ends = {"ann": 0, "bob": 1, "cid": 1}
-        for who, choice in ends.items():
-            held = await take(store, who)
-            await store.run(reviews.vote, held.token, who, choice)
-            for one in await store.run(reviews.due):
-                await store.run(reviews.end, one, "closed", outcome=ReviewOutcome(state="closed", action=1, size=3))
-        [(team, opinion)] = await store.run(reviews.second_opinions)
-        assert (team, opinion.size, opinion.menu) == ("team", 3, "m")
-        assert opinion.first[0] != opinion.second[0]
-        day, night = await store.run(reviews.backlogs, {"team": ("ann", "bob", "zoe"), "night": ("zoe",)})
-        assert (day.open, day.votes_last_hour, day.present) == (0, 3, ("ann", "bob"))
-        assert (night.open, night.votes_needed, night.oldest, night.present) == (1, 1, None, ())
-        assert {vote.reviewer for vote in await store.run(reviews.cast_votes)} == set(ends)
-        assert await store.run(reviews.present, ["ann", "zoe"]) == {"ann"}
-        assert other
-
-    asyncio.run(story())
+async def test_figures_come_from_votes_skips_and_second_opinions(store):
+    [id, other] = await put(store, item(), item(purpose="decide"))
+    await put(store, item(id, "overlap", menu="m"))
+    await put(store, item("lonely", team="night"))
+    ends = {"ann": 0, "bob": 1, "cid": 1}
+    for who, choice in ends.items():
+        held = await take(store, who)
+        await store.run(reviews.vote, held.token, who, choice)
+        for one in await store.run(reviews.due):
+            await store.run(reviews.end, one, "closed", outcome=ReviewOutcome(state="closed", action=1, size=3))
+    [(team, opinion)] = await store.run(reviews.second_opinions)
+    assert (team, opinion.size, opinion.menu) == ("team", 3, "m")
+    assert opinion.first[0] != opinion.second[0]
+    day, night = await store.run(reviews.backlogs, {"team": ("ann", "bob", "zoe"), "night": ("zoe",)})
+    assert (day.open, day.votes_last_hour, day.present) == (0, 3, ("ann", "bob"))
+    assert (night.open, night.votes_needed, night.oldest, night.present) == (1, 1, None, ())
+    assert {vote.reviewer for vote in await store.run(reviews.cast_votes)} == set(ends)
+    assert await store.run(reviews.present, ["ann", "zoe"]) == {"ann"}
+    assert other
 
 
-def test_a_second_opinion_waits_until_the_panel_needs_nobody(store):
-    async def story():
-        [id] = await put(store, item(panel=3))
-        await put(store, item(id, "overlap"))
-        for who, choice in (("ann", 0), ("bob", 1)):
-            await vote(store, who, choice)
-        assert await take(store, "cid") is None
-        await store.run(reviews.keep_open, await due(store), needed=3, level=0)
-        await vote(store, "cid", 1)
-        assert await take(store, "dan") is None
-        await store.run(reviews.end, await due(store), "closed", outcome=ReviewOutcome(state="closed", action=1))
-        assert await take(store, "ann") is None
-        assert await take(store, "dan") is not None
-
-    asyncio.run(story())
+async def test_a_second_opinion_waits_until_the_panel_needs_nobody(store):
+    [id] = await put(store, item(panel=3))
+    await put(store, item(id, "overlap"))
+    for who, choice in (("ann", 0), ("bob", 1)):
+        await vote(store, who, choice)
+    assert await take(store, "cid") is None
+    await store.run(reviews.keep_open, await due(store), needed=3, level=0)
+    await vote(store, "cid", 1)
+    assert await take(store, "dan") is None
+    await store.run(reviews.end, await due(store), "closed", outcome=ReviewOutcome(state="closed", action=1))
+    assert await take(store, "ann") is None
+    assert await take(store, "dan") is not None
 
 
-def test_webhooks_are_told_in_the_deciding_transaction_and_not_too_often(where):
+async def test_webhooks_are_told_in_the_deciding_transaction_and_not_too_often(where):
     kind = PostgresStore if where.startswith("postgres") else SQLiteStore
     store = kind(where, webhooks={"pager": ("review.waiting", "review.decided", "review.expired")})
 
@@ -488,13 +422,10 @@ def test_webhooks_are_told_in_the_deciding_transaction_and_not_too_often(where):
         assert [await store.run(reviews.call, "team") for _ in range(3)] == [True, False, False]
         assert await store.run(reviews.call, "team", every=0.0)
 
-    async def all_of_it():
-        try:
-            await story()
-        finally:
-            await store.close()
-
-    asyncio.run(all_of_it())
+    try:
+        await story()
+    finally:
+        await store.close()
 
 
 async def review_all(store):
@@ -618,47 +549,40 @@ def test_counting_places_in_another_table_fails_the_same_test(postgres, opened):
     assert asyncio.run(doubles())
 
 
-def test_names_are_values_whatever_they_hold(store):
+async def test_names_are_values_whatever_they_hold(store):
     """Some queries are sent with their values in the text."""
     odd = ["it's", "a\\' or 1 = 1 --", "'; delete from reviews; --", "100 %s %(x)s %% ? {}", "$1 \\", "naïve 𝛼\n"]
-
-    async def story():
-        await put(store, *(item(name) for name in odd), item("plain"))
-        for name in odd:
-            assert await store.run(pages.under_review, [name, "other"]) == {name}
-            assert await store.run(ledger.ledgers, name) == []
-            held = await take(store, name)
-            assert await store.run(reviews.held_question, held.token, name) == QUESTION
-            assert await store.run(reviews.held_question, held.token, "other") is None
-            assert await store.run(reviews.held_question, name, name) is None
-        for name in ("a\0b", "\ud800"):  # which a database may have no text for
-            with suppress(StoreError):
-                assert await store.run(pages.under_review, [name]) == frozenset()
-        assert await store.run(pages.under_review, [*odd, "plain"]) == {*odd, "plain"}
-
-    asyncio.run(story())
+    await put(store, *(item(name) for name in odd), item("plain"))
+    for name in odd:
+        assert await store.run(pages.under_review, [name, "other"]) == {name}
+        assert await store.run(ledger.ledgers, name) == []
+        held = await take(store, name)
+        assert await store.run(reviews.held_question, held.token, name) == QUESTION
+        assert await store.run(reviews.held_question, held.token, "other") is None
+        assert await store.run(reviews.held_question, name, name) is None
+    for name in ("a\0b", "\ud800"):  # which a database may have no text for
+        with suppress(StoreError):
+            assert await store.run(pages.under_review, [name]) == frozenset()
+    assert await store.run(pages.under_review, [*odd, "plain"]) == {*odd, "plain"}
 
 
-def test_items_of_a_batch_are_put_once_withdrawn_and_put_again(store):
-    async def story():
-        items = [item(f"batch-{k}", "label", identities_sha256="batch", due=float(k)) for k in range(3)]
-        other = item("other-0", "label", identities_sha256="other", due=9.0)
-        for _ in range(2):
-            await store.run(reviews.put_labelling, [*items, other])
-        await vote(store, "ann", 2)
-        done = await due(store)
-        assert done.decision == "batch-0"
-        verdict = ReviewOutcome(state="closed", action=2, size=3)
-        assert await store.run(reviews.end, done, "closed", outcome=verdict)
-        await store.run(reviews.put_labelling, [], withdrawn=["batch-0", "batch-1", "other-1"])
-        known = await store.run(reviews.labelling, "batch")
-        assert {id: outcome.state for id, outcome in known.items()} == {
-            "batch-0": "closed", "batch-1": "withdrawn", "batch-2": "open"
-        }  # fmt: skip
-        assert known["batch-0"] == verdict
-        await store.run(reviews.put_labelling, items)
-        again = await store.run(reviews.labelling, "batch")
-        assert (again["batch-0"], again["batch-1"].state) == (verdict, "open")
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+async def test_items_of_a_batch_are_put_once_withdrawn_and_put_again(store):
+    items = [item(f"batch-{k}", "label", identities_sha256="batch", due=float(k)) for k in range(3)]
+    other = item("other-0", "label", identities_sha256="other", due=9.0)
+    for _ in range(2):
+        await store.run(reviews.put_labelling, [*items, other])
+    await vote(store, "ann", 2)
+    done = await due(store)
+    assert done.decision == "batch-0"
+    verdict = ReviewOutcome(state="closed", action=2, size=3)
+    assert await store.run(reviews.end, done, "closed", outcome=verdict)
+    await store.run(reviews.put_labelling, [], withdrawn=["batch-0", "batch-1", "other-1"])
+    known = await store.run(reviews.labelling, "batch")
+    assert {id: outcome.state for id, outcome in known.items()} == {
+        "batch-0": "closed", "batch-1": "withdrawn", "batch-2": "open"
+    }  # fmt: skip
+    assert known["batch-0"] == verdict
+    await store.run(reviews.put_labelling, items)
+    again = await store.run(reviews.labelling, "batch")
+    assert (again["batch-0"], again["batch-1"].state) == (verdict, "open")
+    assert await integrity.verify(store) == []

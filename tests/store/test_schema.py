@@ -92,29 +92,25 @@ def step_on_events(session):
     session.define("alter table events add column note {text}")
 
 
-def test_a_migration_that_waits_for_a_backup_does_not_keep_decisions_waiting(postgres, monkeypatch):
+async def test_a_migration_that_waits_for_a_backup_does_not_keep_decisions_waiting(postgres, monkeypatch):
     psycopg = pytest.importorskip("psycopg")
     waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-
-    async def story():
-        store = await open_store(postgres)
-        with psycopg.connect(postgres) as backup, psycopg.connect(postgres, autocommit=True) as other:
-            backup.execute("lock table events in access share mode")  # as pg_dump has on every table
-            as_release(monkeypatch, (*MIGRATIONS, step_on_events))
-            migrating = asyncio.create_task(asyncio.to_thread(PostgresStore, postgres))
-            while not other.execute(waiting).fetchall():
-                assert not migrating.done()
-                await asyncio.sleep(0.01)
-            await decide(store)
-            backup.rollback()
-            later = await migrating
+    store = await open_store(postgres)
+    with psycopg.connect(postgres) as backup, psycopg.connect(postgres, autocommit=True) as other:
+        backup.execute("lock table events in access share mode")  # as pg_dump has on every table
+        as_release(monkeypatch, (*MIGRATIONS, step_on_events))
+        migrating = asyncio.create_task(asyncio.to_thread(PostgresStore, postgres))
+        while not other.execute(waiting).fetchall():
+            assert not migrating.done()
+            await asyncio.sleep(0.01)
         await decide(store)
-        schema, total = later.schema, len(await store.run(pages.records))
-        await later.close()
-        await store.close()
-        return schema.version, total
-
-    assert asyncio.run(story()) == (len(MIGRATIONS) + 1, 2)
+        backup.rollback()
+        later = await migrating
+    await decide(store)
+    schema, total = later.schema, len(await store.run(pages.records))
+    await later.close()
+    await store.close()
+    assert (schema.version, total) == (len(MIGRATIONS) + 1, 2)
 
 
 class Recorded:

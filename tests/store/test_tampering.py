@@ -276,43 +276,37 @@ def test_a_key_that_was_inserted_or_edited_does_not_work_and_is_named(where, nam
     assert f"key '{forged}' was inserted or changed" in caplog.text
 
 
-def test_a_key_from_before_it_was_revoked_does_not_work_and_a_deleted_one_is_missed(where):
-    async def story():
-        store = await open_store(where, keys=KEYS)
-        assert not await store.run(stored_keys.exist)
-        await store.run(stored_keys.create, id="caller", sha256=CALL, scope="call", label="")
-        [(seal,)] = run_sql(where, "select seal from keys")
-        await store.run(stored_keys.revoke, "caller")
-        run_sql(where, f"update keys set revoked = null, seal = '{seal}'")
-        assert await store.run(stored_keys.find, CALL) is None
-        await store.run(stored_keys.revoke, "caller")  # which does not vouch for it
-        assert not (await store.run(stored_keys.list_all))[0].intact
-        run_sql(where, "delete from keys")
-        assert await store.run(stored_keys.exist), "or everybody would be let in without one"
-        faults = await integrity.verify(store)
-        await store.close()
-        return faults
-
-    assert asyncio.run(story()) == ["key caller: it was removed; the signed list has it"]
+async def test_a_key_from_before_it_was_revoked_does_not_work_and_a_deleted_one_is_missed(where):
+    store = await open_store(where, keys=KEYS)
+    assert not await store.run(stored_keys.exist)
+    await store.run(stored_keys.create, id="caller", sha256=CALL, scope="call", label="")
+    [(seal,)] = run_sql(where, "select seal from keys")
+    await store.run(stored_keys.revoke, "caller")
+    run_sql(where, f"update keys set revoked = null, seal = '{seal}'")
+    assert await store.run(stored_keys.find, CALL) is None
+    await store.run(stored_keys.revoke, "caller")  # which does not vouch for it
+    assert not (await store.run(stored_keys.list_all))[0].intact
+    run_sql(where, "delete from keys")
+    assert await store.run(stored_keys.exist), "or everybody would be let in without one"
+    faults = await integrity.verify(store)
+    await store.close()
+    assert faults == ["key caller: it was removed; the signed list has it"]
 
 
-def test_a_sign_in_that_was_inserted_or_edited_is_none(where):
-    async def story():
-        store = await open_store(where, keys=KEYS)
-        for id, digest in (("boss", ADMIN), ("other", CALL)):
-            await store.run(stored_keys.create, id=id, sha256=digest, scope="admin", label="")
-        await store.run(stored_keys.sign_in, "1" * 64, "other", seconds=60)
-        assert (await store.run(stored_keys.find_sign_in, "1" * 64)).key_id == "other"
-        run_sql(where, "insert into sign_ins (sha256, key_id, created, seen, expires, seal) "
-                       f"select '{'2' * 64}', 'boss', created, seen, expires, seal from sign_ins")  # fmt: skip
-        assert await store.run(stored_keys.find_sign_in, "2" * 64) is None
-        run_sql(where, "update sign_ins set key_id = 'boss'")
-        assert await store.run(stored_keys.find_sign_in, "1" * 64) is None
-        faults = await integrity.verify(store)
-        await store.close()
-        return faults
-
-    assert asyncio.run(story()) == ["a sign-in to the console with key 'boss' is not what was written"]
+async def test_a_sign_in_that_was_inserted_or_edited_is_none(where):
+    store = await open_store(where, keys=KEYS)
+    for id, digest in (("boss", ADMIN), ("other", CALL)):
+        await store.run(stored_keys.create, id=id, sha256=digest, scope="admin", label="")
+    await store.run(stored_keys.sign_in, "1" * 64, "other", seconds=60)
+    assert (await store.run(stored_keys.find_sign_in, "1" * 64)).key_id == "other"
+    run_sql(where, "insert into sign_ins (sha256, key_id, created, seen, expires, seal) "
+                   f"select '{'2' * 64}', 'boss', created, seen, expires, seal from sign_ins")  # fmt: skip
+    assert await store.run(stored_keys.find_sign_in, "2" * 64) is None
+    run_sql(where, "update sign_ins set key_id = 'boss'")
+    assert await store.run(stored_keys.find_sign_in, "1" * 64) is None
+    faults = await integrity.verify(store)
+    await store.close()
+    assert faults == ["a sign-in to the console with key 'boss' is not what was written"]
 
 
 def test_a_changed_reply_is_not_sent_and_a_rotated_secret_still_verifies(where):
@@ -336,18 +330,15 @@ def test_a_changed_reply_is_not_sent_and_a_rotated_secret_still_verifies(where):
     assert any("need a secret that is not at hand" in fault for fault in verified(where))
 
 
-def test_an_open_audit_keeps_its_question_and_is_pruned_once_closed(where):
-    async def story():
-        store = await open_store(where, keys=KEYS)
-        [id] = await decide(store)
-        question = MenuQuestion(context="?", actions=("a", "b"))
-        await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=question)])
-        assert await integrity.prune(store, before=time.time() + 1) == 0
-        [audit] = await store.run(outbox.take_audits, limit=1, lease=1)
-        assert audit.question == question
-        await store.close()
-
-    asyncio.run(story())
+async def test_an_open_audit_keeps_its_question_and_is_pruned_once_closed(where):
+    store = await open_store(where, keys=KEYS)
+    [id] = await decide(store)
+    question = MenuQuestion(context="?", actions=("a", "b"))
+    await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=question)])
+    assert await integrity.prune(store, before=time.time() + 1) == 0
+    [audit] = await store.run(outbox.take_audits, limit=1, lease=1)
+    assert audit.question == question
+    await store.close()
 
 
 async def served(path, count, kill):

@@ -96,30 +96,24 @@ def test_pruning_removes_old_decisions_entirely_and_the_chain_still_holds(store,
     assert tombstones <= 2 + 4, "tombstones at the start of a chain are compacted"
 
 
-def test_pruning_again_moves_the_checkpoint_on(store, sql):
-    async def story():
-        for _ in range(3):
-            await decide(store, 12)
-            await asyncio.sleep(0.005)
-            assert await integrity.prune(store, before=time.time()) == 12
-            assert await integrity.verify(store) == []
-        await decide(store, 3)
+async def test_pruning_again_moves_the_checkpoint_on(store, sql):
+    for _ in range(3):
+        await decide(store, 12)
+        await asyncio.sleep(0.005)
+        assert await integrity.prune(store, before=time.time()) == 12
         assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+    await decide(store, 3)
+    assert await integrity.verify(store) == []
     assert sql("select count(*) from events where body is null") == [(0,)]
     assert 1 <= sql("select count(*) from checkpoints")[0][0] <= 4
 
 
-def test_pruning_handles_more_than_one_chunk(tmp_path, opened):
-    async def story():
-        store = opened(str(tmp_path / "s.db"))
-        await store.run(stored_events.commit, [decision(new_id()) for _ in range(1234)])
-        await asyncio.sleep(0.005)
-        assert await integrity.prune(store, before=time.time()) == 1234
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+async def test_pruning_handles_more_than_one_chunk(tmp_path, opened):
+    store = opened(str(tmp_path / "s.db"))
+    await store.run(stored_events.commit, [decision(new_id()) for _ in range(1234)])
+    await asyncio.sleep(0.005)
+    assert await integrity.prune(store, before=time.time()) == 1234
+    assert await integrity.verify(store) == []
 
 
 @pytest.mark.parametrize(
@@ -131,32 +125,26 @@ def test_pruning_handles_more_than_one_chunk(tmp_path, opened):
         "delete from events where body is null",
     ],
 )
-def test_damage_to_checkpoints_and_tombstones_is_found(chained, sql, damage):
-    async def story():
-        records = (await chained.run(pages.records))[::-1]
-        sql(f"update events set at = 0 where id in ('{records[0].id}', '{records[1].id}', '{records[3].id}')")
-        await integrity.prune(chained, before=1)
-        assert await integrity.verify(chained) == []
-        sql(damage)
-        assert len(await integrity.verify(chained)) == 1
-
-    asyncio.run(story())
+async def test_damage_to_checkpoints_and_tombstones_is_found(chained, sql, damage):
+    records = (await chained.run(pages.records))[::-1]
+    sql(f"update events set at = 0 where id in ('{records[0].id}', '{records[1].id}', '{records[3].id}')")
+    await integrity.prune(chained, before=1)
+    assert await integrity.verify(chained) == []
+    sql(damage)
+    assert len(await integrity.verify(chained)) == 1
 
 
-def test_commits_continue_while_others_prune_and_verify(store):
-    async def story():
-        async def tidy():
-            for _ in range(5):
-                await integrity.prune(store, before=time.time())
-                assert await integrity.verify(store) == []
+async def test_commits_continue_while_others_prune_and_verify(store):
+    async def tidy():
+        for _ in range(5):
+            await integrity.prune(store, before=time.time())
+            assert await integrity.verify(store) == []
 
-        await asyncio.gather(tidy(), tidy(), *(decide(store, 20) for _ in range(8)))
-        assert await integrity.verify(store) == []
-
-    asyncio.run(story())
+    await asyncio.gather(tidy(), tidy(), *(decide(store, 20) for _ in range(8)))
+    assert await integrity.verify(store) == []
 
 
-def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
+async def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
     begun, pruned = threading.Event(), threading.Event()
 
     def slowly(session):
@@ -165,28 +153,21 @@ def test_verification_reads_a_snapshot_even_while_everything_is_pruned(store):
         assert pruned.wait(60)
         return integrity.chain_faults(session), before == session.rows("select seq from events")
 
-    async def story():
-        await store.run(stored_events.commit, [decision() for _ in range(700)])
-        check = asyncio.ensure_future(store.execute("scan", slowly))
-        await asyncio.to_thread(begun.wait)
-        assert await integrity.prune(store, before=time.time() + 1) == 700
-        pruned.set()
-        assert await check == ([], True)
-
-    asyncio.run(story())
+    await store.run(stored_events.commit, [decision() for _ in range(700)])
+    check = asyncio.ensure_future(store.execute("scan", slowly))
+    await asyncio.to_thread(begun.wait)
+    assert await integrity.prune(store, before=time.time() + 1) == 700
+    pruned.set()
+    assert await check == ([], True)
 
 
-def test_gateways_that_sign_at_the_same_time_do_not_wait_for_each_other(postgres):
+async def test_gateways_that_sign_at_the_same_time_do_not_wait_for_each_other(postgres):
     keys = [b"a key of this test, of 32 bytes."]
-
-    async def story():
-        stores = [await open_store(postgres, keys=keys, connections=6) for _ in range(3)]
-        for _ in range(8):
-            await asyncio.gather(*(store.run(stored_events.commit, [decision()]) for store in stores * 12))
-            await asyncio.gather(*(integrity.seal(store, everything=k % 2 == 0) for k, store in enumerate(stores * 4)))
-        faults = await integrity.verify(stores[0])
-        for store in stores:
-            await store.close()
-        return faults
-
-    assert asyncio.run(story()) == []
+    stores = [await open_store(postgres, keys=keys, connections=6) for _ in range(3)]
+    for _ in range(8):
+        await asyncio.gather(*(store.run(stored_events.commit, [decision()]) for store in stores * 12))
+        await asyncio.gather(*(integrity.seal(store, everything=k % 2 == 0) for k, store in enumerate(stores * 4)))
+    faults = await integrity.verify(stores[0])
+    for store in stores:
+        await store.close()
+    assert faults == []
