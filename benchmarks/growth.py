@@ -237,7 +237,7 @@ def reading(folder: Path, records: int) -> dict[str, float]:
         before = None
         for _ in range(50):
             begun = time.perf_counter()
-            page = await store.run(pages.records, policy="support", before=before, limit=100)
+            page = await store.run(pages.records, pages.RecordFilter(policy="support", before=before), limit=100)
             times.append(time.perf_counter() - begun)
             before = page[-1].id
         await store.close()

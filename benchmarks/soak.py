@@ -180,7 +180,7 @@ async def press(gateway: Gateway, requests: int, concurrency: int) -> Load:
 
 async def every_record(store: Store) -> AsyncIterator[DecisionRecord]:
     before: str | None = None
-    while page := await store.run(pages.records, before=before, limit=1000):
+    while page := await store.run(pages.records, pages.RecordFilter(before=before), limit=1000):
         for record in page:
             yield record
         before = page[-1].id

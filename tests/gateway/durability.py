@@ -169,7 +169,7 @@ def all_records(store):
 
     async def read():
         found, before = [], None
-        while page := await store.run(stored_pages.records, before=before, limit=1000):
+        while page := await store.run(stored_pages.records, stored_pages.RecordFilter(before=before), limit=1000):
             found += page
             before = page[-1].id
         return found

@@ -252,8 +252,9 @@ class House:
     def chat(self, body=CHAT, **rest):
         return self.post("/v1/chat/completions", body, **rest)
 
-    def records(self, **filters):
-        return self.with_store(lambda store: store.run(pages.records, **filters))
+    def records(self, limit=100, **filters):
+        wanted = pages.RecordFilter(**filters)
+        return self.with_store(lambda store: store.run(pages.records, wanted, limit=limit))
 
     def client(self, key="none", **rest):
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, **rest)

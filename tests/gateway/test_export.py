@@ -13,6 +13,7 @@ from conformal_arbitrage.models.port import fingerprint
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import pages as stored_pages
 from conformal_arbitrage.store.location import open_store
+from conformal_arbitrage.store.pages import RecordFilter
 from conformal_arbitrage.store.record import AuditBody, DecisionBody, Event, FeedbackBody, Grades, new_id
 from conformal_arbitrage.types import Leg, Spent
 from tests.certificates import altered
@@ -104,7 +105,7 @@ def test_only_one_file_is_held_and_none_stays_if_grades_arrive_meanwhile(recorde
     write = ScoreLog.write
 
     async def interrupted(store):
-        late = (await store.run(stored_pages.records, policy="support", limit=1))[0].id
+        late = (await store.run(stored_pages.records, RecordFilter(policy="support"), limit=1))[0].id
 
         def note(log, path):
             held.append(len(log))
@@ -165,9 +166,10 @@ def test_turns_of_sessions_are_not_cut(recorded, tmp_path):
 def test_a_window_of_time_includes_its_start_and_not_its_end(recorded, tmp_path):
     async def windows(store):
         log = await score_log_of(store, "support", everything=True)
-        moments = [record.created for record in await store.run(stored_pages.records, policy="support", limit=1000)][
-            ::-1
-        ]
+        moments = [
+            record.created
+            for record in await store.run(stored_pages.records, RecordFilter(policy="support"), limit=1000)
+        ][::-1]
         window = TimeWindow(since=moments[40], until=moments[60])
         ids = [str(id) for id, at in zip(log.id, moments, strict=True) if moments[40] <= at < moments[60]]
         chosen = await score_log_of(store, "support", everything=True, window=window)

@@ -212,7 +212,7 @@ def test_behind_a_pooler_every_operation_works(server, postgres, tmp_path):
         await decide(store)
         await store.run(claims.release, claim)
         assert await store.writable() >= 0
-        return len(await store.run(pages.records, limit=3, policy="support"))
+        return len(await store.run(pages.records, pages.RecordFilter(policy="support"), limit=3))
 
     async def story(pool):
         stores = [PostgresStore(pool) for _ in range(3)]

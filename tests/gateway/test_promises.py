@@ -15,7 +15,6 @@ from conformal_arbitrage.collecting.renewal import install_successor, outlook, r
 from conformal_arbitrage.gateway.gateway import identities_of
 from conformal_arbitrage.monitoring import limits
 from conformal_arbitrage.monitoring.limits import LossSums
-from conformal_arbitrage.store import pages
 from conformal_arbitrage.store.session import Session
 from tests.certificates import altered
 from tests.console.filled import Visit
@@ -49,7 +48,7 @@ def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises
     assert served.with_store(lambda store: install_successor(store, ahead, next, by="schedule")) is None
     assert [version.version for version in history(served)] == [1]
     ask(served, 1)
-    record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+    record = served.records(policy="support", limit=1)[0]
     assert (record.decision.mode, record.decided_by) == ("safe", "guardian")
 
     path = "/v1/arbitrage/policies/support"  # by hand it can be installed, and says that it promises nothing
@@ -57,7 +56,7 @@ def test_a_renewal_that_races_with_the_alarm_neither_ends_safe_mode_nor_promises
     [newest, _] = history(served)
     assert newest.alarmed is not None
     ask(served, 1)
-    record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+    record = served.records(policy="support", limit=1)[0]
     assert "older than the alarm of version 1" in record.decision.no_guarantee
 
 

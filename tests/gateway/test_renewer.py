@@ -20,7 +20,7 @@ from conformal_arbitrage.gateway.renewer import Renewer
 from conformal_arbitrage.gateway.watcher import Watcher
 from conformal_arbitrage.live.build import Extras, Models, open_record
 from conformal_arbitrage.live.config import read_config
-from conformal_arbitrage.store import events, pages
+from conformal_arbitrage.store import events
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.record import AlarmBody
 from tests.certificates import said
@@ -74,9 +74,7 @@ def gathered(served, count):
         rows = await store.run(events.calibration_rows, "support", identities_sha256=sha256, since=0.0)
         return sum(row.guardian is not None for row in rows)
 
-    sha256 = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[
-        0
-    ].decision.identities_sha256
+    sha256 = served.records(policy="support", limit=1)[0].decision.identities_sha256
     ends = time.monotonic() + 60
     while served.with_store(known) < count:
         assert time.monotonic() < ends
@@ -117,7 +115,7 @@ def test_one_of_several_gateways_renews_and_all_follow(tmp_path):
         assert (certificate.n, certificate.ancestry.step, certificate.ancestry.renewal) == (N, "scheduled", 1)
         assert certificate.identities == Certificate.from_dict(dict(first.certificate)).identities
         ask(served, 1)
-        record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+        record = served.records(policy="support", limit=1)[0]
         assert record.decision.version == 2
         assert record.decision.no_guarantee is None
         asyncio.run(renew_with(served.config, 2, days=1.1))
@@ -150,7 +148,7 @@ def test_a_renewal_that_was_rolled_back_is_not_made_again(tmp_path):
 def newest_decision(served):
     """Ask once more; return what was decided."""
     ask(served, 1)
-    [record] = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))
+    [record] = served.records(policy="support", limit=1)
     return record.decision
 
 
@@ -159,7 +157,7 @@ def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
     with house(tmp_path) as served:
         ask(served, N)
         gathered(served, N)
-        record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+        record = served.records(policy="support", limit=1)[0]
         sha256 = record.decision.identities_sha256
         alarm = AlarmBody(
             version=1, lifts=0, identities_sha256=sha256, cause="losses", audits=N, known=N, missing=0, line=0.3,
@@ -168,7 +166,7 @@ def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
         assert served.with_store(lambda store: store.run(stored_policies.raise_alarm, "support", alarm))
         time.sleep(0.01)
         ask(served, needed)
-        record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+        record = served.records(policy="support", limit=1)[0]
         assert (record.decision.mode, record.decided_by) == ("safe", "guardian")
         asyncio.run(renew_with(served.config, 2, days=1.1))
         assert len(history(served)) == 1  # never by itself
@@ -185,7 +183,7 @@ def test_after_red_rows_of_safe_mode_renew_by_hand_only_and_end_it(tmp_path):
         assert not {"no_opinion_rows", "missing_guardian_rows"} & set(newest.certificate["evidence"])  # 0 is left out
         assert newest.alarm is None
         ask(served, 1)
-        record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+        record = served.records(policy="support", limit=1)[0]
         assert (record.decision.mode, record.decision.version, record.decision.no_guarantee) == ("enforce", 2, None)
 
 
@@ -251,7 +249,7 @@ def test_after_looking_every_decision_says_guarantee_none(tmp_path):
         assert "There is no guarantee" in done.output
         assert "Installed: version 2" in done.output
         ask(served, 1)
-        record = served.with_store(lambda store: store.run(pages.records, policy="support", limit=1))[0]
+        record = served.records(policy="support", limit=1)[0]
         assert record.decision.version == 2
         assert "after looking" in record.decision.no_guarantee
         Certificate.from_dict(dict(history(served)[0].certificate)).save(tmp_path / "installed.json")

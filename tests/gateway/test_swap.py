@@ -82,7 +82,7 @@ def test_of_enforced_traffic_what_the_coin_drew_counts_and_not_what_a_deferral_s
         try:
             await enforced(store, np.random.default_rng(2))
             old, new = model_grades(await pair_log_of(store, "support"), "regret")
-            records = await store.run(pages.records, policy="support", limit=1000)
+            records = await store.run(pages.records, pages.RecordFilter(policy="support"), limit=1000)
         finally:
             await store.close()
         known = [(record, all_guardian_scores(record)) for record in records]

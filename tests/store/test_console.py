@@ -12,7 +12,7 @@ from conformal_arbitrage.store import integrity, keys, pages
 from conformal_arbitrage.store import pages as stored_pages
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow
 from conformal_arbitrage.store.outbox import Audit
-from conformal_arbitrage.store.pages import MarkedDecisions
+from conformal_arbitrage.store.pages import MarkedDecisions, RecordFilter
 from conformal_arbitrage.store.record import AuditBody, CompletionBody, DecisionBody, MenuQuestion, new_id
 from conformal_arbitrage.store.session import SQLITE, Session
 from conformal_arbitrage.types import Leg, Spent
@@ -98,7 +98,7 @@ def test_a_decision_that_ends_later_is_counted_as_it_ended_whatever_the_order(st
     assert one.cost == pytest.approx(12 * 0.51)
     assert one.unknown_cost == 0
     for mark in ("no guarantee", "fallback"):
-        marked = asyncio.run(store.run(stored_pages.marked_decisions, mark, policy="support")).records
+        marked = asyncio.run(page_of(store, {"mark": mark, "policy": "support"})).records
         assert [record.id for record in marked] == sorted(ids, reverse=True)
 
 
@@ -116,16 +116,14 @@ def test_what_a_safe_action_answered_is_listed_at_once_or_after_the_guardian_fai
     assert listed(store, "fallback", policy="other") == []
     assert listed(store, "no guarantee") == [other, replaced, alone]
     assert sql("select count(*) from unguaranteed where fallback = 1") == [(2,)]
-    by = {
-        who: asyncio.run(store.run(stored_pages.records, decided_by=who)) for who in ("guardian", "fallback", "primary")
-    }
+    by = {who: asyncio.run(page_of(store, {"decided_by": who})) for who in ("guardian", "fallback", "primary")}
     assert {who: [record.id for record in records] for who, records in by.items()} == {
         "guardian": [], "fallback": [replaced, alone], "primary": [other],
     }  # fmt: skip
 
 
 def listed(store, mark, **options):
-    return [record.id for record in asyncio.run(store.run(stored_pages.marked_decisions, mark, **options)).records]
+    return [record.id for record in asyncio.run(page_of(store, {"mark": mark, **options})).records]
 
 
 def test_pruned_decisions_leave_the_list_and_stay_counted(store, sql):
@@ -163,7 +161,7 @@ def test_marked_decisions_come_in_pages(store):
     async def pages(**options):
         found, before = [], None
         while batch := (
-            await store.run(stored_pages.marked_decisions, "audited", before=before, limit=3, **options)
+            await store.run(stored_pages.marked_decisions, "audited", RecordFilter(before=before, **options), limit=3)
         ).records:
             found += [record.id for record in batch]
             before = batch[-1].id
@@ -221,6 +219,16 @@ FILTERS = [
     {"mark": "fallback", "decided_by": "fallback"},
     {"mark": "fallback", "policy": "support", "since": 1.0, "until": 4e9},
 ]
+
+
+def page_of(store, wanted, **limit):
+    """A page of what a filter selects: of marked decisions if it names a mark."""
+    fields = dict(wanted)
+    mark = [fields.pop("mark")] if "mark" in fields else []
+    operation = stored_pages.marked_decisions if mark else stored_pages.records
+    return store.run(operation, *mark, RecordFilter(**fields), **limit)
+
+
 SMALL = ("tallies", "ledgers", "SCAN r", "Subquery Scan on r", "SCAN step", "SCAN part")
 """Tables with a row for each hour, or each version of a policy, and decisions that a fallback took over after the Guardian
 failed, which have an index of their own; values found one by one, and decisions of one range: reading all of these is no
@@ -269,11 +277,7 @@ def test_every_filter_of_the_decisions_page_is_answered_by_an_index(store, monke
     monkeypatch.setattr(Session, "rows", noted)
     monkeypatch.setattr(store, "execute", marked(store.execute))
     for wanted in (one | more for one in FILTERS for more in ({}, {"before": ids[-1]})):
-        page = asyncio.run(
-            store.run(stored_pages.marked_decisions, **wanted)
-            if "mark" in wanted
-            else store.run(stored_pages.records, **wanted)
-        )
+        page = asyncio.run(page_of(store, wanted))
         assert getattr(page, "records", page) or "before" in wanted, wanted
     monkeypatch.undo()
     queries = {text: values for text, values in asked if text.startswith(("select", "with"))}
@@ -322,7 +326,12 @@ def test_a_page_of_marked_decisions_reads_no_record_that_it_does_not_show(store,
 
     monkeypatch.setattr(Session, "rows", noted)
     page = asyncio.run(
-        store.run(stored_pages.marked_decisions, "audited", policy="support", decided_by="guardian", limit=25)
+        store.run(
+            stored_pages.marked_decisions,
+            "audited",
+            RecordFilter(policy="support", decided_by="guardian"),
+            limit=25,
+        )
     )
     assert [one.id for one in page.records] == [id for id, who in ids if who == "guardian"][:25]
     assert len(loaded) == 25
@@ -342,12 +351,7 @@ def test_no_filter_takes_many_more_statements_than_another(store, monkeypatch):
     monkeypatch.setattr(Session, "rows", noted)
     for wanted in FILTERS:
         statements.clear()
-        page = (
-            store.run(stored_pages.marked_decisions, **wanted, limit=51)
-            if "mark" in wanted
-            else store.run(stored_pages.records, **wanted, limit=51)
-        )
-        asyncio.run(page)
+        asyncio.run(page_of(store, wanted, limit=51))
         assert len(statements) <= 10, (wanted, statements)
 
 
@@ -362,7 +366,12 @@ def test_a_search_among_marks_says_where_it_stopped_and_goes_on_from_there(store
         found, before, looks = [], None, 0
         while looks == 0 or before is not None:
             page = asyncio.run(
-                store.run(stored_pages.marked_decisions, "audited", decided_by=decided_by, before=before, limit=limit)
+                store.run(
+                    stored_pages.marked_decisions,
+                    "audited",
+                    RecordFilter(decided_by=decided_by, before=before),
+                    limit=limit,
+                )
             )
             assert len(page.records) <= limit
             found += [one.id for one in page.records]

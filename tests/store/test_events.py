@@ -77,8 +77,9 @@ async def test_records_are_filtered_and_paged_newest_first(store):
     await store.run(events.commit, [later(first[1], FeedbackBody(grade=0.0)), later(first[1], FeedbackBody(grade=1.0))])
     newest = [*reversed([*first, *second])]
 
-    async def ids(**filters):
-        return [record.id for record in await store.run(pages.records, **filters)]
+    async def ids(limit=100, **filters):
+        wanted = pages.RecordFilter(**filters)
+        return [record.id for record in await store.run(pages.records, wanted, limit=limit)]
 
     assert await ids() == newest
     assert await ids(limit=2) == newest[:2]

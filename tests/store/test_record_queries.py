@@ -8,7 +8,7 @@ import pytest
 
 from conformal_arbitrage.store import events as stored_events
 from conformal_arbitrage.store import keys, pages, policies
-from conformal_arbitrage.store.pages import PAGE_BYTES
+from conformal_arbitrage.store.pages import PAGE_BYTES, RecordFilter
 from conformal_arbitrage.store.record import CompletionBody, Content, DecisionBody, new_id
 from tests.store.facts import BODY, decide, decision, later
 
@@ -64,7 +64,7 @@ async def test_every_combination_of_filters_is_a_search_in_an_index(store, sql):
 
         def explained(session, wanted=wanted):
             noted = Noted(session)
-            page = pages.records(noted, **wanted, limit=20)
+            page = pages.records(noted, RecordFilter(**wanted), limit=20)
             return page, noted.plans
 
         found, plans = await store.execute("scan", explained)
@@ -88,7 +88,7 @@ async def test_pages_hold_the_same_records_as_a_filter_over_all_of_them(store):
         fields = {name: FILTERS[name] for name in names}
         expected = [r.id for r in everything if all(getattr(r, name) == value for name, value in fields.items())]
         found, before = [], None
-        while page := await store.run(pages.records, **fields, before=before, limit=700):
+        while page := await store.run(pages.records, RecordFilter(**fields, before=before), limit=700):
             found += [record.id for record in page]
             before = page[-1].id
         assert found == expected, names
@@ -99,7 +99,7 @@ async def test_a_page_of_large_records_is_short_and_the_pages_together_complete(
     ids = await decide(store, 20, body=large)
     await decide(store, 3)
     found, before, sizes = [], None, []
-    while page := await store.run(pages.records, before=before, limit=1000):
+    while page := await store.run(pages.records, RecordFilter(before=before), limit=1000):
         found += [record.id for record in page]
         before = page[-1].id
         sizes.append(sum(len(record.decision.content.answer) for record in page if record.decision.content))
@@ -121,13 +121,15 @@ async def test_a_decision_that_the_safe_action_replaced_is_found_as_a_fallback_a
     [plain] = await decide(store, 1, decided_by="fallback")
     for limit in (1, 2, 100):
         found, before = [], None
-        while page := await store.run(pages.records, decided_by="fallback", before=before, limit=limit):
+        while page := await store.run(pages.records, RecordFilter(decided_by="fallback", before=before), limit=limit):
             found += [record.id for record in page]
             before = page[-1].id
         assert found == [plain, ids[1], ids[0]]
-    assert [record.id for record in await store.run(pages.records, decided_by="guardian", limit=1)] == [ids[2]]
-    assert await store.run(pages.records, decided_by="fallback", policy="sales") == []
-    assert len(await store.run(pages.records, decided_by="fallback", policy="support", key_id="k1", since=0.0)) == 3
+    [latest] = await store.run(pages.records, RecordFilter(decided_by="guardian"), limit=1)
+    assert latest.id == ids[2]
+    assert await store.run(pages.records, RecordFilter(decided_by="fallback", policy="sales")) == []
+    every = RecordFilter(decided_by="fallback", policy="support", key_id="k1", since=0.0)
+    assert len(await store.run(pages.records, every)) == 3
 
 
 @pytest.mark.parametrize("where", ["sqlite", "postgres"], indirect=True)
@@ -154,5 +156,5 @@ async def test_decisions_are_recorded_while_every_reader_is_busy(store):
 async def test_a_page_whose_end_was_removed_goes_on_where_that_was(store):
     ids = await decide(store, 3)
     await asyncio.sleep(0.02)
-    assert [record.id for record in await store.run(pages.records, before=new_id())] == ids[::-1]
-    assert await store.run(pages.records, before="no id") == []
+    assert [record.id for record in await store.run(pages.records, RecordFilter(before=new_id()))] == ids[::-1]
+    assert await store.run(pages.records, RecordFilter(before="no id")) == []

@@ -114,7 +114,7 @@ def test_rows_outlive_the_records_they_come_from(store):
         await store.run(stored_events.commit, [decision(id, body=body(mode="enforce", audited=True))])
         await store.run(stored_events.commit, [later(id, AuditBody(scores=(0.2, 0.8)))])
         assert await integrity.prune(store, before=time.time() + 60) == 1  # never gathered before
-        pruned = await store.run(pages.records, policy="support")
+        pruned = await store.run(pages.records, pages.RecordFilter(policy="support"))
         return pruned, await rows_of(store), await rows_of(store)
 
     pruned, rows, again = run(fill())

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from conformal_arbitrage.store import events, pages
+from conformal_arbitrage.store import events
 from conformal_arbitrage.store.ledger import LedgerKey, NewRow
 from conformal_arbitrage.store.outbox import Audit
 from conformal_arbitrage.store.record import MenuQuestion, id_at
 from conformal_arbitrage.store.session import Session
 from tests.store.facts import decision
-from tests.store.test_console import FILTERS, GUARDIAN, PRIMARY, body, commit
+from tests.store.test_console import FILTERS, GUARDIAN, PRIMARY, body, commit, page_of
 
 pytestmark = pytest.mark.proof
 FEW, MANY = 4000, int(os.environ.get("SCALE_ROWS", "40000"))
@@ -72,12 +72,7 @@ class Filled:
 
         with monkeypatch.context() as watching:
             watching.setattr(Session, "rows", noted)
-            page = (
-                self.store.run(pages.marked_decisions, **wanted)
-                if "mark" in wanted
-                else self.store.run(pages.records, **wanted)
-            )
-            assert asyncio.run(page), wanted
+            assert asyncio.run(page_of(self.store, wanted)), wanted
         return [query for query in queries if query[0].startswith(("select", "with"))]
 
 

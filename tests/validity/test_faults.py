@@ -152,7 +152,7 @@ async def recalibrated(folder, *, bug):
         gateway = routes(store, policy, world, rule, audit_rate=1.0)
         for j in range(QUERIES):
             await send(gateway, world, f"{policy}-{j}")
-        records = (await store.run(pages.records, policy=policy, limit=1000))[::-1]
+        records = (await store.run(pages.records, pages.RecordFilter(policy=policy), limit=1000))[::-1]
         names = list(world.truth)[-QUERIES:]
         delivered = [not record.decision.pending for record in records]
         audits = [

@@ -15,6 +15,7 @@ from conformal_arbitrage.gateway.policies import LivePolicy, MenuPair
 from conformal_arbitrage.live.config import PolicyConfig
 from conformal_arbitrage.models import ReplayScorer
 from conformal_arbitrage.store import events, pages
+from conformal_arbitrage.store.pages import RecordFilter
 from conformal_arbitrage.store.record import AuditBody, Event
 from conformal_arbitrage.store.sqlite import SQLiteStore
 from tests.validity.simulation import World, keeps, log_of, regret
@@ -69,7 +70,9 @@ async def calibration_rows(store, name, *, bug):
 
 
 async def deciders(store, name):
-    return [record.decided_by for record in (await store.run(pages.records, policy=name, limit=1000))[::-1]]
+    return [
+        record.decided_by for record in (await store.run(pages.records, RecordFilter(policy=name), limit=1000))[::-1]
+    ]
 
 
 async def losses(folder, *, bug):

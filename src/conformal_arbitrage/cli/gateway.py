@@ -227,9 +227,8 @@ def records_list_command(*, policy: str | None, limit: int, config: str, as_json
     \b
     arbitrage records list --policy support --limit 50
     """
-    latest = options.with_store(
-        config, lambda store: store.run(pages.records, policy=policy, limit=limit), only_existing=True
-    )
+    wanted = pages.RecordFilter(policy=policy)
+    latest = options.with_store(config, lambda store: store.run(pages.records, wanted, limit=limit), only_existing=True)
     if as_json:
         print_json(
             [

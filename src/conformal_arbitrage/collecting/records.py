@@ -204,7 +204,7 @@ async def pair_log_of(store: Store, policy: str) -> ScoreLog:
         StoreError: there are no such rows, or the policy is a cascade or decides by session.
     """
     await gather_rows(store)
-    latest = await store.run(pages.records, policy=policy, limit=1)
+    latest = await store.run(pages.records, pages.RecordFilter(policy=policy), limit=1)
     if latest and sum(leg.role == "primary" for leg in latest[0].decision.legs) > 1:
         raise StoreError(
             f"policy {policy!r} is a cascade; export it, and import the grades of the two models to compare"
@@ -566,13 +566,10 @@ async def decisions_of(store: Store, policy: str, window: TimeWindow = ALWAYS) -
 
 async def decision_pages(store: Store, policy: str, window: TimeWindow) -> AsyncIterator[list[DecisionRecord]]:
     """Yield the decisions of a policy, newest first, a page at a time; those whose caller left are not among them."""
-    before: str | None = None
-    while page := await store.run(
-        pages.records, policy=policy, since=window.since, until=window.until, before=before, limit=_PAGE
-    ):
-        before = page[-1].id
-        wanted = window.wanted
-        yield [record for record in page if not record.decision.cancelled and (wanted is None or wanted(record.id))]
+    wanted, of = pages.RecordFilter(policy=policy, since=window.since, until=window.until), window.wanted
+    while page := await store.run(pages.records, wanted, limit=_PAGE):
+        wanted = msgspec.structs.replace(wanted, before=page[-1].id)
+        yield [record for record in page if not record.decision.cancelled and (of is None or of(record.id))]
 
 
 # --- The shadow rows of a cascade's policy as the log of the cascade ---

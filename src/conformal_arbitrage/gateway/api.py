@@ -27,6 +27,7 @@ from conformal_arbitrage.store import claims, events, pages, reviews
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.claims import SavedResponse
 from conformal_arbitrage.store.keys import Scope
+from conformal_arbitrage.store.pages import RecordFilter
 from conformal_arbitrage.store.policies import PolicyVersion
 from conformal_arbitrage.store.record import DecisionRecord, Event, FeedbackBody, Grades, JSONObject
 from conformal_arbitrage.store.reviews import ReviewOutcome, ReviewRequest
@@ -91,11 +92,11 @@ class RecordRoutes:
 
     async def many(self, request: Incoming) -> Response:
         """GET /v1/arbitrage/records: newest first, those that the caller's view reaches."""
-        filters, caller = _filters(request), request.caller
-        if "policy" in filters:
-            caller.check_policy(filters["policy"])
+        (wanted, limit), caller = _filters(request), request.caller
+        if wanted.policy is not None:
+            caller.check_policy(wanted.policy)
         store = self._views.of(caller)
-        records = await store.run(pages.records, **filters)
+        records = await store.run(pages.records, wanted, limit=limit)
         unjudged = await store.run(pages.yet_to_judge, records)
         rendered: list[bytes] = []
         for record in records:
@@ -196,8 +197,8 @@ def _version(version: PolicyVersion) -> dict[str, Any]:
     return msgspec.structs.asdict(version)
 
 
-def _filters(request: Incoming) -> dict[str, Any]:
-    """Return the filters of a query.
+def _filters(request: Incoming) -> tuple[RecordFilter, int]:
+    """Return the filters of a query, and how many records it wants.
 
     Raises:
         RequestError: one is unknown, or not a number where it should be.
@@ -206,12 +207,14 @@ def _filters(request: Incoming) -> dict[str, Any]:
     unknown = sorted(set(parameters) - {*_TEXT_FILTERS, *_TIME_FILTERS, "limit"})
     if unknown:
         raise RequestError(f"there is no filter {unknown[0]!r:.60}", param=unknown[0][:60])
-    texts = {name: parameters[name][:200].replace("\0", "") for name in _TEXT_FILTERS if name in parameters}
-    times = {name: _number(name, parameters[name]) for name in _TIME_FILTERS if name in parameters}
+    fields: dict[str, Any] = {
+        name: parameters[name][:200].replace("\0", "") for name in _TEXT_FILTERS if name in parameters
+    }
+    fields |= {name: _number(name, parameters[name]) for name in _TIME_FILTERS if name in parameters}
     limit = _number("limit", parameters.get("limit", "100"))
     if not 1 <= limit <= MOST or limit != int(limit):
         raise RequestError(f"limit must be a whole number from 1 to {MOST}", param="limit")
-    return {**texts, **times, "limit": int(limit)}
+    return RecordFilter(**fields), int(limit)
 
 
 def _number(name: str, text: str) -> float:

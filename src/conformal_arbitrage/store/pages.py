@@ -14,6 +14,7 @@ from itertools import chain, groupby
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from conformal_arbitrage.errors import DamagedError
 from conformal_arbitrage.store.record import (
@@ -70,6 +71,9 @@ class RecordFilter(Struct, frozen=True, kw_only=True):
     since: float | None = None
     until: float | None = None
     before: str | None = None
+
+
+ALL = RecordFilter()
 
 
 @viewed("read")
@@ -147,28 +151,9 @@ def yet_to_judge(session: Session, records: Sequence[DecisionRecord]) -> frozens
 
 
 @viewed("scan")
-def records(
-    session: Session,
-    *,
-    policy: str | None = None,
-    key_id: str | None = None,
-    decided_by: str | None = None,
-    since: float | None = None,
-    until: float | None = None,
-    before: str | None = None,
-    limit: int = 100,
-) -> list[DecisionRecord]:
-    """Return decisions, the last recorded first; `before` is the id at which the previous page ended.
-
-    `since` is included, `until` is not. A page of large records is shorter than `limit`; only the end is empty.
-    """
-    mine = session.view.key_id or key_id
-    wanted = RecordFilter(policy=policy, key_id=mine, decided_by=decided_by, since=since, until=until, before=before)
-    return _page(session, wanted, limit)
-
-
-def _page(session: Session, wanted: RecordFilter, limit: int) -> list[DecisionRecord]:
-    """Return decisions, newest first: at most `limit`, fewer if they are large, none at the end."""
+def records(session: Session, wanted: RecordFilter = ALL, *, limit: int = 100) -> list[DecisionRecord]:
+    """Return decisions, the last recorded first; a page of large ones is shorter than `limit`, only the end is empty."""
+    wanted = replace(wanted, key_id=session.view.key_id or wanted.key_id)
     page: list[DecisionRecord] = []
     ranges = list(_ranges(session, wanted))
     end = None if wanted.before is None else _end(session, wanted.before)
@@ -355,25 +340,14 @@ _Range = tuple[str, tuple[Any, ...]]
 
 
 @viewed("scan")
-def marked_decisions(
-    session: Session,
-    mark: Mark,
-    *,
-    policy: str | None = None,
-    decided_by: str | None = None,
-    since: float | None = None,
-    until: float | None = None,
-    before: str | None = None,
-    limit: int = 50,
-) -> MarkedDecisions:
-    """Return marked decisions, those asked last first; times are when they were asked. Pruned ones are left out.
+def marked_decisions(session: Session, mark: Mark, wanted: RecordFilter = ALL, *, limit: int = 50) -> MarkedDecisions:
+    """Return marked decisions, those asked last first, whoever's key it was; times are when they were asked.
 
-    Decisions without a guarantee, and those that a fallback answered, are found once `fold_tallies` has counted them,
-    audited ones at once. A blind view has no marks: even where a search stopped would tell.
+    Pruned ones are left out. Decisions without a guarantee, and those that a fallback answered, are found once
+    `fold_tallies` has counted them, audited ones at once. A blind view has no marks: even where a search stopped would tell.
     """
     if session.view.blind:
         return MarkedDecisions(records=(), end=None)
-    wanted = RecordFilter(policy=policy, decided_by=decided_by, since=since, until=until, before=before)
     ranges, low = _marked_ranges(session, mark, wanted.policy), "" if wanted.since is None else id_at(wanted.since)
     who = None if mark == wanted.decided_by else wanted.decided_by
     high = min(wanted.before or LAST_ID, LAST_ID if wanted.until is None else id_at(wanted.until))

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from conformal_arbitrage.errors import RequestError
@@ -14,7 +15,7 @@ from conformal_arbitrage.gateway.audience import Caller, Views
 from conformal_arbitrage.gateway.console.charts import Bar, confidence_chart, score_chart
 from conformal_arbitrage.gateway.console.render import Pages, Visit, redirect
 from conformal_arbitrage.store import pages, reviews
-from conformal_arbitrage.store.pages import Mark
+from conformal_arbitrage.store.pages import Mark, RecordFilter
 from conformal_arbitrage.store.record import DecisionRecord, ReviewFacts, document, time_of
 from conformal_arbitrage.store.session import StoreView
 from conformal_arbitrage.types import Leg
@@ -50,9 +51,10 @@ class DecisionFilter:
         return None if not self.last else _midnight(self.last, days=1)
 
     @property
-    def query(self) -> dict[str, Any]:
+    def query(self) -> RecordFilter:
         """The filters as the store takes them."""
-        return {"policy": self.policy or None, "decided_by": self.who or None, "since": self.since, "until": self.until}
+        policy, who, before = self.policy or None, self.who or None, self.before or None
+        return RecordFilter(policy=policy, decided_by=who, since=self.since, until=self.until, before=before)
 
     def words(self) -> list[tuple[str, str]]:
         """Return the filters in words, each with where to go without it."""
@@ -134,19 +136,16 @@ class DecisionsPage:
 
 async def _in_order(store: StoreView, wanted: DecisionFilter) -> tuple[list[DecisionRecord], str | None]:
     """Return a page of decisions, and the id before which there are more."""
-
-    async def read(before: str | None, limit: int) -> list[DecisionRecord]:
-        return await store.run(pages.records, **wanted.query, before=before, limit=limit)
-
-    page = await read(wanted.before or None, PAGE + 1)
-    if len(page) > PAGE:
-        return page[:PAGE], page[PAGE - 1].id
-    return page, page[-1].id if page and await read(page[-1].id, 1) else None  # a page of large records ends early
+    page = await store.run(pages.records, wanted.query, limit=PAGE + 1)
+    if len(page) > PAGE or not page:
+        return page[:PAGE], page[PAGE - 1].id if page else None
+    further = replace(wanted.query, before=page[-1].id)
+    return page, page[-1].id if await store.run(pages.records, further, limit=1) else None  # large records end a page
 
 
 async def _marked(store: StoreView, wanted: DecisionFilter, mark: Mark) -> tuple[list[DecisionRecord], str | None]:
     """Return those of marked decisions that someone in particular decided, as far as it is looked for them at once."""
-    page = await store.run(pages.marked_decisions, mark, **wanted.query, before=wanted.before or None, limit=PAGE + 1)
+    page = await store.run(pages.marked_decisions, mark, wanted.query, limit=PAGE + 1)
     records = list(page.records)
     return (records[:PAGE], records[PAGE - 1].id) if len(records) > PAGE else (records, page.end)
 

@@ -140,13 +140,9 @@ class Use:
 
 async def _use(store: Store, policy: str, month: Month) -> Use:
     """Count the recorded decisions of a month, page by page."""
-    use, before = Use(tally=PolicyTally(policy=policy, version=0), reasons=Counter()), None
-    while True:
-        page = await store.run(
-            pages.records, policy=policy, since=month.start, until=month.end, before=before, limit=_PAGE
-        )
-        if not page:
-            return use
+    use = Use(tally=PolicyTally(policy=policy, version=0), reasons=Counter())
+    wanted = pages.RecordFilter(policy=policy, since=month.start, until=month.end)
+    while page := await store.run(pages.records, wanted, limit=_PAGE):
         tallies = [use.tally]
         for record in page:
             decision, audit = record.decision, record.audit
@@ -158,7 +154,8 @@ async def _use(store: Store, policy: str, month: Month) -> Use:
             use.safe += str(decision.mode) == "safe"
             use.undelivered += decision.cancelled or decision.pending
             use.reasons.update([] if decision.no_guarantee is None else [decision.no_guarantee])
-        use.tally, before = summed(tallies)[policy], page[-1].id
+        use.tally, wanted = summed(tallies)[policy], with_fields(wanted, before=page[-1].id)
+    return use
 
 
 # --- The course of a ledger ---
