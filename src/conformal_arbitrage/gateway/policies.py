@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypedDict, TypeVar
 
 from msgspec import structs
 
@@ -88,6 +88,16 @@ class TextPair:
 
 
 ModelPair = MenuPair | TextPair
+ServedRule = ConformalArbitrage | ConformalRouter | CascadeRule
+
+
+class _BuiltModels(TypedDict, Generic[_Model]):
+    """The models of a pair; of a cascade, `models` has all before the Guardian."""
+
+    primary: _Model
+    guardian: _Model | WrappedModel[_Model]
+    models: dict[str, _Model]
+    guardian_name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +163,7 @@ class LivePolicy:
     settings: PolicyConfig
     pair: ModelPair
     certificate: Certificate | None
-    rule: ConformalArbitrage | ConformalRouter | CascadeRule | None
+    rule: ServedRule | None
     identities_sha256: str
     alpha: float | None
     mode: ServingMode
@@ -316,9 +326,10 @@ class PolicyTable:
             CertificateError: it cannot be used with them.
             OptionError: the policy's alarm_line has no proof for it.
         """
-        settings = self._config.policies[name]
-        if settings.cascade or is_cascade(document):
-            return self._bind_cascade(name, document, version)
+        settings, pair = self._config.policies[name], self._pairs[name]
+        cascade = settings.cascade or is_cascade(document)
+        if cascade:
+            check_cascade_policy(name, settings, document)
         bound = Certificate.from_dict(dict(document), source=f"policy {name}")
         check_group_source(bound, settings.group, policy=name)
         given_up = None if bound.ancestry is None else bound.ancestry.no_guarantee
@@ -326,15 +337,14 @@ class PolicyTable:
         bound = self._with_key(name, bound)
         if bound.learned is not None:
             bound.learned_score().rules()  # fitted now, not with the first request
-        pair = self._pairs[name]
-        safe = version is not None and version.alarm is not None and settings.mode == "enforce"
+        safe = version is not None and version.alarm is not None and settings.mode == "enforce" and not cascade
         rule = self._rule(settings, deferring(bound) if safe else bound, pair, forfeited)
         live = LivePolicy(
             name=name,
             version=0 if version is None else version.version,
             settings=settings,
             pair=pair,
-            certificate=bound,
+            certificate=None if cascade else bound,
             rule=rule,
             identities_sha256=fingerprint(identities_of_pair(pair, settings.group)),
             alpha=bound.alpha,
@@ -344,48 +354,17 @@ class PolicyTable:
             lifts=0 if version is None else version.lifts,
             installed=0.0 if version is None else version.installed,
             alarm=None if version is None else version.alarm,
-            unwatched="in shadow mode the Guardian decides",
+            unwatched=refusal("monitor", "path") if cascade else "in shadow mode the Guardian decides",
         )
-        live = live if settings.mode == "shadow" else _watched(live, bound)
+        if cascade or settings.mode == "shadow":
+            return live
+        live = _watched(live, bound)
         return replace(live, guarded=0) if is_guarded(live, bound) else live
 
     def swap(self, old: LivePolicy, new: LivePolicy) -> None:
         """Put a policy in force in the place of another from the next request on, unless that was replaced meanwhile."""
         if self._live.get(old.name) is old:
             self._live[old.name] = new
-
-    def _bind_cascade(self, name: str, document: JSONObject, version: PolicyVersion | None) -> LivePolicy:
-        """Bind the certificate of a cascade to its models; it has no monitor, since that has no proof for it."""
-        settings, pair, task = self._config.policies[name], self._pairs[name], self._config.task
-        for feature in cascade_features(settings):
-            refuse_combination(feature, "path")
-        bound = served_cascade(name, document, cascade=settings.cascade)
-        forfeited = self._check_signature(name, bound) or voided(version)
-        certificate = bound.with_key_of(self._secret)
-        if isinstance(pair, MenuPair):
-            rule = CascadeChooser(
-                models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
-                fallback=task.safe_action, allow=settings.allow, forfeited=forfeited,
-            )  # fmt: skip
-        else:
-            rule = CascadeRouter(
-                models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
-                fallback=task.safe_answer, allow=settings.allow, forfeited=forfeited,
-            )  # fmt: skip
-        return LivePolicy(
-            name=name,
-            version=0 if version is None else version.version,
-            settings=settings,
-            pair=pair,
-            certificate=None,
-            rule=rule,
-            identities_sha256=fingerprint(identities_of_pair(pair)),
-            alpha=bound.alpha,
-            mode=settings.mode,
-            forfeited=rule.no_guarantee,
-            installed=0.0 if version is None else version.installed,
-            unwatched=refusal("monitor", "path"),
-        )
 
     def _check_signature(self, name: str, certificate: Certificate) -> str | None:
         """Return why decisions have no guarantee: an unsigned certificate, allowed by name; None if it is signed."""
@@ -407,12 +386,22 @@ class PolicyTable:
 
     def _rule(
         self, settings: PolicyConfig, certificate: Certificate, pair: ModelPair, forfeited: str | None
-    ) -> ConformalArbitrage | ConformalRouter:
+    ) -> ServedRule:
         allow, source = settings.allow, settings.group
         if isinstance(pair, MenuPair):
+            if certificate.is_cascade:
+                return CascadeChooser(
+                    models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
+                    fallback=pair.fallback, allow=allow, forfeited=forfeited,
+                )  # fmt: skip
             return ConformalArbitrage(
                 primary=pair.primary, guardian=pair.guardian, certificate=certificate, safe_action=pair.fallback,
                 allow=allow, forfeited=forfeited, group_source=source,
+            )  # fmt: skip
+        if certificate.is_cascade:
+            return CascadeRouter(
+                models=pair.models, guardian=pair.guardian, guardian_name=pair.guardian_name, certificate=certificate,
+                fallback=pair.fallback, allow=allow, forfeited=forfeited,
             )  # fmt: skip
         return ConformalRouter(
             primary=pair.primary, guardian=pair.guardian, certificate=certificate, safe_answer=pair.fallback,
@@ -645,22 +634,24 @@ def cascade_features(settings: PolicyConfig) -> list[Feature]:
     return [feature for feature, is_set in wanted.items() if is_set]
 
 
-def served_cascade(name: str, document: JSONObject, *, cascade: bool) -> Certificate:
-    """Return the certificate of a cascade for a policy that is served by one.
+def check_cascade_policy(name: str, settings: PolicyConfig, document: JSONObject) -> None:
+    """Check that a policy and its certificate are both for a cascade, and that the policy asks for nothing without a proof.
 
     Raises:
+        OptionError: it does.
         StaleCalibrationError: the policy is served by a pair, or the certificate is for one.
     """
+    for feature in cascade_features(settings):
+        refuse_combination(feature, "path")
     if not is_cascade(document):
         raise StaleCalibrationError(
             f"policy {name}: the certificate is for two models, and the policy is served by a cascade; calibrate with "
             f"--path, or drop cascade in [policies.{name}]"
         )
-    if not cascade:
+    if not settings.cascade:
         raise StaleCalibrationError(
             f"policy {name}: the certificate is for a cascade of several models; set cascade = true in [policies.{name}]"
         )
-    return Certificate.from_dict(dict(document), source=f"policy {name}")
 
 
 async def all_scored(models: Mapping[str, Scorer], query: Query) -> list[Leg]:
@@ -810,32 +801,19 @@ def _pair(models: Models, form: Form, sections: tuple[str, str] | None, quota: Q
     """Return the models of two sections; without any, those of the cascade, each policy's own."""
     task = models.config.task
     if form == "menu":
-        scorer, scorers, name, last = _built(models, models.scorer, sections)
-        return MenuPair(
-            primary=scorer,
-            guardian=_limited(last, quota),
-            models=scorers,
-            guardian_name=name,
-            fallback=task.safe_action,
-        )
-    answerer, answerers, name, last = _built(models, models.answerer, sections)
-    return TextPair(
-        primary=answerer,
-        guardian=_limited(last, quota),
-        models=answerers,
-        guardian_name=name,
-        fallback=task.safe_answer,
-    )
+        return MenuPair(**_built(models, models.scorer, sections, quota), fallback=task.safe_action)
+    return TextPair(**_built(models, models.answerer, sections, quota), fallback=task.safe_answer)
 
 
 def _built(
-    models: Models, build: Callable[[Section, str], _Model], sections: tuple[str, str] | None
-) -> tuple[_Model, dict[str, _Model], str, _Model]:
-    """Return the first model, all cheap ones if it is a cascade, the Guardian's name, and the Guardian."""
+    models: Models, build: Callable[[Section, str], _Model], sections: tuple[str, str] | None, quota: Quota | None
+) -> _BuiltModels[_Model]:
     if sections is None:
         cheap, name, guardian = models.cascade(build)
-        return next(iter(cheap.values())), cheap, name, guardian
-    return build("primary", sections[0]), {}, "guardian", build("guardian", sections[1])
+        primary = next(iter(cheap.values()))
+    else:
+        primary, cheap, name, guardian = build("primary", sections[0]), {}, "guardian", build("guardian", sections[1])
+    return {"primary": primary, "models": cheap, "guardian_name": name, "guardian": _limited(guardian, quota)}
 
 
 def _limited(model: _Model, quota: Quota | None) -> _Model | WrappedModel[_Model]:
