@@ -31,9 +31,9 @@ async def test_a_standing_is_the_one_that_a_gateway_shows(store):
     key, now = await fill(store), time.time()
     await settle_served(store)
     [standing] = await read_standings(store, CONFIG, now=now)
-    watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
-    await watch.follow()
-    await watch.refresh_served(now)
+    watch = LedgerWatch(key, standing.ledger.lines, audit_rate=0.05)
+    await watch.follow(store)
+    await watch.refresh_served(store, now)
     assert standing.standing == watch.standing(now)
     assert standing.served == watch.served
     assert standing.state == "kept"
@@ -121,9 +121,9 @@ def test_gains_are_shown_in_standings_and_figures(store, tmp_path):
         assert (standing.state, standing.blind_decisions) == ("kept", None)
         assert standing.served.answers == 899
         assert standing.served.mean == pytest.approx((sum(drawn[2:]) - 1) / 899)
-        watch = LedgerWatch(store, key, standing.ledger.lines, audit_rate=0.05)
-        await watch.follow()
-        await watch.refresh_served(now)
+        watch = LedgerWatch(key, standing.ledger.lines, audit_rate=0.05)
+        await watch.follow(store)
+        await watch.refresh_served(store, now)
         assert (watch.standing(now), watch.served) == (standing.standing, standing.served)
         [stale] = await read_standings(store, CONFIG, now=now + 60 * DAY)
         assert "takes at least 540 to show" in " ".join(stale.standing.reasons)

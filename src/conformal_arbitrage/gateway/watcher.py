@@ -28,12 +28,13 @@ from conformal_arbitrage.live.service import (
     LossFacts,
     age_of,
     alarm_document,
+    cause_of,
     false_red_of_policy,
     settlement,
     standing_document,
     worst_of,
 )
-from conformal_arbitrage.monitoring.monitor import SEVERITY, Cause, Standing
+from conformal_arbitrage.monitoring.monitor import SEVERITY, Standing
 from conformal_arbitrage.store import events, ledger, pages
 from conformal_arbitrage.store import policies as stored_policies
 from conformal_arbitrage.store.ledger import LedgerKey, LedgerNews, Settlement
@@ -45,7 +46,6 @@ PAUSE = 0.25
 SERVED_EVERY = 10.0
 """Seconds between two computations of what was served, which reads a whole ledger where fallbacks are in it."""
 _AT_ONCE = 200
-_CAUSES: Mapping[str, Cause] = {"losses": "losses", "failing audits": "failing audits"}
 
 
 class Watcher:
@@ -104,7 +104,7 @@ class Watcher:
     async def _follow(self, live: LivePolicy) -> None:
         watches = list(self._watch(live).values())
         for watch in await self._behind(live, watches):
-            await watch.follow()
+            await watch.follow(self._store)
             if watch.guard is not None:
                 self._put(live, guarded_policy(live, watch.guard))
         now = self._clock()
@@ -114,7 +114,7 @@ class Watcher:
         if now - self._served_at.get(live.name, 0.0) >= SERVED_EVERY:
             self._served_at[live.name] = now
             for watch in watches:
-                await watch.refresh_served(now)
+                await watch.refresh_served(self._store, now)
                 await self._refresh_missing(watch, now)
 
     async def _refresh_missing(self, watch: LedgerWatch, now: float) -> None:
@@ -167,7 +167,7 @@ class Watcher:
         if certificate is not None and live.guarded is not None:
             guard = CertificateGuard(certificate)
         rate, lines = live.settings.audit_rate, watched.lines[key.group]
-        return LedgerWatch(self._store, key, lines, audit_rate=rate, guard=guard)
+        return LedgerWatch(key, lines, audit_rate=rate, guard=guard)
 
     async def _raise(self, live: LivePolicy, watch: LedgerWatch) -> None:
         """Record an alarm, of whichever group: the whole policy goes into safe mode."""
@@ -240,12 +240,11 @@ class Watcher:
 
         Of a policy without groups there is one, with an empty name.
         """
-        alarm, standings = live.alarm, dict[str, tuple[Standing, LedgerWatch]]()
+        standings: dict[str, tuple[Standing, LedgerWatch]] = {}
         for name, watch in self._read(live).items():
-            raised = alarm is not None and (alarm.group or "") in ("", name)
-            cause = _CAUSES.get(alarm.cause, "losses") if alarm is not None and raised else None
             age = self._age(live, watch)
-            standing = watch.standing(self._clock(), alarmed=cause, stale=None if age is None else age.stale)
+            stale = None if age is None else age.stale
+            standing = watch.standing(self._clock(), alarmed=cause_of(live.alarm, name), stale=stale)
             standings[name] = self._named(standing, watch), watch
         return standings
 

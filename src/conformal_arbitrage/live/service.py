@@ -373,16 +373,14 @@ class LedgerWatch:
     """
 
     def __init__(
-        self, store: Store, key: LedgerKey, lines: Lines, *, audit_rate: float,
-        guard: "CertificateGuard | None" = None,
-    ) -> None:  # fmt: skip
+        self, key: LedgerKey, lines: Lines, *, audit_rate: float, guard: CertificateGuard | None = None
+    ) -> None:
         self.key = key
         self.guard = guard
         self.known = KnownLosses()
         self.lines = lines
         self.monitor = Monitor(lines, audit_rate=audit_rate)
         self.served: ServedFigure | None = None
-        self._store = store
         self._cursor: int | None = None
         self._differing: set[int] = set()
         self._served_at = -1
@@ -396,13 +394,12 @@ class LedgerWatch:
         """Tell whether there is anything to take, given the number of the ledger's newest change."""
         return self._cursor is None or change > self._cursor
 
-    async def follow(self) -> bool:
+    async def follow(self, store: Store) -> bool:
         """Take what is new in the ledger; return whether there was anything."""
         if self._cursor is None:
-            ledger = await self._store.run(stored_ledger.read, self.key)
-            self._take_all(ledger)
+            self.take_all(await store.run(stored_ledger.read, self.key))
             return True
-        rows = await self._store.run(stored_ledger.changes, self.key, self._cursor)
+        rows = await store.run(stored_ledger.changes, self.key, self._cursor)
         for row in rows:
             same = row.served is None and row.delivered
             (self._differing.discard if same else self._differing.add)(row.seq)
@@ -412,7 +409,8 @@ class LedgerWatch:
             self._cursor = rows[-1].change
         return bool(rows)
 
-    def _take_all(self, rows: LedgerRows) -> None:
+    def take_all(self, rows: LedgerRows) -> None:
+        """Take the whole ledger for the first time."""
         self.monitor = Monitor.from_ledger(self.lines, rows.loss, rows.due, audit_rate=self.monitor.audit_rate)
         self.monitor.collapsed = rows.collapsed
         self._differing = set((np.flatnonzero(rows.served_otherwise) + 1).tolist())
@@ -423,14 +421,14 @@ class LedgerWatch:
         if self.guard is not None:
             self.guard.take(losses)
 
-    async def refresh_served(self, now: float) -> None:
+    async def refresh_served(self, store: Store, now: float) -> None:
         """Bring the figure of delivered answers up to date; it takes the whole ledger where the two figures differ."""
         if self._served_at == self._cursor:
             return
         self._served_at = -1 if self._cursor is None else self._cursor
         figure = None
         if self._differing:
-            rows = await self._store.run(stored_ledger.read, self.key)
+            rows = await store.run(stored_ledger.read, self.key)
             figure = await asyncio.to_thread(served_figure, rows, self.lines, now)
         self.served = figure
 
@@ -651,16 +649,15 @@ async def read_history(store: Store, config: Config, policy: str) -> PolicyHisto
 def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicyStanding:
     """Return where a ledger stands at a time."""
     alarm, standing, served, blind = ledger.alarm(now), None, None, None
-    if ledger.lines is not None:
-        rows = ledger.rows
-        monitor = Monitor.from_ledger(ledger.lines, rows.loss, rows.due, audit_rate=settings.audit_rate)
-        monitor.collapsed = rows.collapsed
-        served = served_figure(rows, ledger.lines, now) if rows.served_otherwise.any() else None
-        failing = served is not None and served.above_alpha
-        of_ledger = alarm if alarm is not None and (alarm.group or "") in ("", ledger.key.group) else None
-        stale = _stale(ledger, now, settings.fresh_days)
-        standing = monitor.standing(now, alarmed=_cause(of_ledger), guardian_fails=failing, stale=stale)
-        blind = None if ledger.lines.signed else blind_decisions(ledger.lines.alpha, settings.audit_rate)
+    if ledger.certificate is not None and ledger.lines is not None:
+        rows, rate = ledger.rows, settings.audit_rate
+        watch = LedgerWatch(ledger.key, ledger.lines, audit_rate=rate)
+        watch.take_all(rows)
+        served = watch.served = served_figure(rows, ledger.lines, now) if rows.served_otherwise.any() else None
+        limits, installed = AgeLimits(fresh_days=settings.fresh_days), ledger.version.installed
+        age = age_of(ledger.certificate, watch.known, installed=installed, now=now, audit_rate=rate, limits=limits)
+        standing = watch.standing(now, alarmed=cause_of(alarm, ledger.key.group), stale=age.stale)
+        blind = age.blind_decisions
     return PolicyStanding(
         ledger=ledger,
         alarm=alarm,
@@ -673,18 +670,9 @@ def stand(ledger: WatchedLedger, settings: PolicyConfig, now: float) -> PolicySt
     )
 
 
-def _stale(ledger: WatchedLedger, now: float, days: float) -> str | None:
-    """Return why the evidence is old; a ledger that began within so many days is new, not old."""
-    if ledger.lines is None or now - ledger.version.installed < days * DAY:
-        return None
-    lately = int((ledger.rows.known_at >= now - days * DAY).sum())
-    last = ledger.last_audit
-    last_known = None if last is None else date_of(last)
-    return freshness(lately, ledger.lines.alpha, last_known=last_known, days=days, signed=ledger.lines.signed)
-
-
-def _cause(alarm: AlarmBody | None) -> Cause | None:
-    if alarm is None:
+def cause_of(alarm: AlarmBody | None, group: str) -> Cause | None:
+    """Return why a ledger is in alarm; None if no alarm stands, or that of another group."""
+    if alarm is None or (alarm.group or "") not in ("", group):
         return None
     return "failing audits" if alarm.cause == "failing audits" else "losses"
 
