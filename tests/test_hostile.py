@@ -373,23 +373,20 @@ def check_own_answer(decision, sent, confidence):
     ["0", None, True, False, "x", [], {}, 5, 10**400, -(10**400), -1e308, float("nan")],
     ids=lambda value: str(value)[:10],
 )
-def test_impossible_token_probabilities_never_make_the_primary_sure(logprob):
+async def test_impossible_token_probabilities_never_make_the_primary_sure(logprob):
     document = completion("fine", logprobs={"content": [{"logprob": logprob}] * 3})
 
     async def reply(peer, body, number):
         text = document if body["model"] == "primary" else completion("from the guardian")
         await peer.send(json.dumps(text).encode())
 
-    async def main():
-        async with Sockets(reply) as server, Endpoint(server.url) as endpoint:
-            router = ConformalRouter(
-                primary=ChatAnswerer(port=endpoint, settings=Settings(model="primary"), confidence="logprob"),
-                guardian=ChatAnswerer(port=endpoint, settings=Settings(model="guardian")),
-                certificate=router_calibration(),
-                allow=["unbound"],
-            )
-            return await router.decide(ChatRequest({"messages": [{"role": "user", "content": "question"}]}))
-
-    decision = asyncio.run(main())
+    async with Sockets(reply) as server, Endpoint(server.url) as endpoint:
+        router = ConformalRouter(
+            primary=ChatAnswerer(port=endpoint, settings=Settings(model="primary"), confidence="logprob"),
+            guardian=ChatAnswerer(port=endpoint, settings=Settings(model="guardian")),
+            certificate=router_calibration(),
+            allow=["unbound"],
+        )
+        decision = await router.decide(ChatRequest({"messages": [{"role": "user", "content": "question"}]}))
     assert decision.decided_by == "guardian"
     assert decision.answer["content"] == "from the guardian"

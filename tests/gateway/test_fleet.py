@@ -256,18 +256,14 @@ def test_with_the_first_key_a_gateway_listens_beyond_loopback(folder, secret, mo
     assert asyncio.run(start())
 
 
-def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatch):
+async def test_gateways_that_start_at_once_create_the_first_key_once(where, monkeypatch):
     monkeypatch.setenv(FIRST_KEY, new_key()[1])
-
-    async def story():
-        stores = [await open_store(where) for _ in range(4)]
-        created = await asyncio.gather(*(admit_first_key(store) for store in stores * 3))
-        keys = await stores[0].run(stored_keys.list_all)
-        for store in stores:
-            await store.close()
-        return [id for id in created if id is not None], keys
-
-    created, keys = asyncio.run(story())
+    stores = [await open_store(where) for _ in range(4)]
+    created = await asyncio.gather(*(admit_first_key(store) for store in stores * 3))
+    keys = await stores[0].run(stored_keys.list_all)
+    for store in stores:
+        await store.close()
+    created = [id for id in created if id is not None]
     assert [key.id for key in keys] == created
 
 

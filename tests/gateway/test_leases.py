@@ -99,35 +99,31 @@ async def test_a_claim_survives_a_failed_renewal(store, monkeypatch):
     assert [reply.response for reply in replies] == [REPLY] * 3
 
 
-def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
+async def test_a_refresh_that_comes_back_late_does_not_undo_a_newer_policy(tmp_path, store, monkeypatch):
     config = read_config(write_config(tmp_path, str(tmp_path / "store.db")))
     reached, slow = asyncio.Event(), asyncio.Event()
     run = store.run
+    async with Models(config) as models:
+        table = PolicyTable(config, store, pairs_of(models), OURS)
+        await table.load()
+        await store.run(policies.install, "support", certificate(0.2).to_dict(), by="test")
 
-    async def story():
-        async with Models(config) as models:
-            table = PolicyTable(config, store, pairs_of(models), OURS)
-            await table.load()
-            await store.run(policies.install, "support", certificate(0.2).to_dict(), by="test")
+        async def late(operation, *arguments, **options):
+            result = await run(operation, *arguments, **options)
+            if operation is policies.active:
+                monkeypatch.setattr(store, "run", run)
+                reached.set()
+                await slow.wait()
+            return result
 
-            async def late(operation, *arguments, **options):
-                result = await run(operation, *arguments, **options)
-                if operation is policies.active:
-                    monkeypatch.setattr(store, "run", run)
-                    reached.set()
-                    await slow.wait()
-                return result
-
-            monkeypatch.setattr(store, "run", late)
-            first = asyncio.create_task(table.refresh(await store.change_count()))
-            await asyncio.wait_for(reached.wait(), 30)
-            newest = certificate(0.3)
-            await table.install("support", newest.to_dict(), by="test", dry_run=False)
-            slow.set()
-            await first
-            return table.named("support"), newest
-
-    live, newest = asyncio.run(story())
+        monkeypatch.setattr(store, "run", late)
+        first = asyncio.create_task(table.refresh(await store.change_count()))
+        await asyncio.wait_for(reached.wait(), 30)
+        newest = certificate(0.3)
+        await table.install("support", newest.to_dict(), by="test", dry_run=False)
+        slow.set()
+        await first
+        live = table.named("support")
     assert live.version == 3
     assert live.certificate.relaxation == newest.relaxation
 
@@ -166,7 +162,7 @@ def test_a_refresh_that_comes_back_late_does_not_undo_that_a_newer_version_is_un
         asyncio.run(story())
 
 
-def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
+async def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_decision(store, monkeypatch):
     slow, begun = slowed(store.run)
     monkeypatch.setattr(store, "run", slow)
     event = decision()
@@ -174,12 +170,9 @@ def test_a_caller_who_leaves_while_the_decision_is_being_committed_leaves_one_de
     async def work(attempt):
         await attempt.commit([event], reply=Replied(REPLY))
 
-    async def story():
-        left = await answer(store, work, begun.wait)
-        again = await answer(store, work)
-        return left, again, await all_records(store)
-
-    left, again, records = asyncio.run(story())
+    left = await answer(store, work, begun.wait)
+    again = await answer(store, work)
+    records = await all_records(store)
     assert left.response == again.response == REPLY
     assert again.replayed
     assert [record.id for record in records] == [event.id]

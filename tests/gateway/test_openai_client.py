@@ -100,15 +100,10 @@ def test_messages_and_parts_are_taken_as_input(menu):
         assert word in shown
 
 
-def test_the_async_client_decides_too(menu):
-    async def run():
-        async with menu.async_client() as client:
-            calls = [
-                client.decisions.create(model="support", input="x", questions=[CHOICE, PREDICATE]) for _ in range(10)
-            ]
-            return await asyncio.gather(*calls)
-
-    replies = asyncio.run(run())
+async def test_the_async_client_decides_too(menu):
+    async with menu.async_client() as client:
+        calls = [client.decisions.create(model="support", input="x", questions=[CHOICE, PREDICATE]) for _ in range(10)]
+        replies = await asyncio.gather(*calls)
     assert {answer.arbitrage["decided_by"] for one in replies for answer in one.answers} == {"primary"}
     assert len({answer.arbitrage["id"] for one in replies for answer in one.answers}) == 20
 
@@ -126,14 +121,11 @@ def test_headers_are_there_for_whoever_wants_them(text):
     assert raw.headers["x-arbitrage-decision-id"] == raw.parse().arbitrage["id"]
 
 
-def test_an_async_chat_and_stream(text):
-    async def run():
-        async with text.async_client() as client:
-            whole = await client.chat.completions.create(**CHAT)
-            stream = await client.chat.completions.create(**CHAT, stream=True)
-            return whole, [chunk async for chunk in stream]
-
-    whole, pieces = asyncio.run(run())
+async def test_an_async_chat_and_stream(text):
+    async with text.async_client() as client:
+        whole = await client.chat.completions.create(**CHAT)
+        stream = await client.chat.completions.create(**CHAT, stream=True)
+        pieces = [chunk async for chunk in stream]
     assert whole.choices[0].message.content == "mine"
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == "mine"
     assert pieces[0].arbitrage["id"] == pieces[-1].arbitrage["id"]

@@ -117,16 +117,12 @@ def test_a_request_is_the_chat_request_that_asks_the_same(text):
     assert json.loads(gateway.primary.sent[0]) == json.loads(gateway.primary.sent[1])
 
 
-def test_the_asynchronous_client(text):
+async def test_the_asynchronous_client(text):
     gateway = text()
-
-    async def ask():
-        async with gateway.async_client() as client:
-            reply = await client.responses.create(model="support", input="Say it.")
-            stream = await client.responses.create(model="support", input="Say it.", stream=True)
-            return reply, [event async for event in stream]
-
-    reply, events = asyncio.run(ask())
+    async with gateway.async_client() as client:
+        reply = await client.responses.create(model="support", input="Say it.")
+        stream = await client.responses.create(model="support", input="Say it.", stream=True)
+        events = [event async for event in stream]
     assert reply.output_text == "mine"
     assert events[-1].response.output_text == "mine"
 

@@ -141,26 +141,22 @@ def test_a_retry_of_the_first_turn_asks_the_primary_once(sticky):
     assert (shown["decided_by"], shown["session"], len(gateway.primary.bodies)) == ("guardian", shown["id"], 1)
 
 
-def test_two_first_turns_at_once_begin_one_session(sticky):
+async def test_two_first_turns_at_once_begin_one_session(sticky):
     async def slow(path, body, number):
         await asyncio.sleep(0.3)
         return sure_at_first(path, body, number)
 
     gateway = sticky(primary=slow)
-
-    async def both():
-        async with gateway.async_client() as client:
-            asked = [
-                client.chat.completions.with_raw_response.create(
-                    model="support",
-                    messages=[{"role": "user", "content": text}],
-                    extra_body={"arbitrage": {"session": "race"}},
-                )
-                for text in ("sure", "doubt")
-            ]
-            return await asyncio.gather(*asked, return_exceptions=True)
-
-    results = asyncio.run(both())
+    async with gateway.async_client() as client:
+        asked = [
+            client.chat.completions.with_raw_response.create(
+                model="support",
+                messages=[{"role": "user", "content": text}],
+                extra_body={"arbitrage": {"session": "race"}},
+            )
+            for text in ("sure", "doubt")
+        ]
+        results = await asyncio.gather(*asked, return_exceptions=True)
     refused = [one for one in results if isinstance(one, Exception)]
     assert len(refused) == 1
     assert (refused[0].status_code, refused[0].response.headers["x-should-retry"]) == (409, "true")

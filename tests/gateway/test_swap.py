@@ -74,22 +74,18 @@ def enforced(store, rng, count=800):
     return store.run(events.commit, written)
 
 
-def test_of_enforced_traffic_what_the_coin_drew_counts_and_not_what_a_deferral_showed(tmp_path):
+async def test_of_enforced_traffic_what_the_coin_drew_counts_and_not_what_a_deferral_showed(tmp_path):
     true = (1 - SURE) * LOSS_IF_UNSURE
-
-    async def means():
-        store = await open_store(str(tmp_path / "decisions.db"))
-        try:
-            await enforced(store, np.random.default_rng(2))
-            old, new = model_grades(await pair_log_of(store, "support"), "regret")
-            records = await store.run(pages.records, pages.RecordFilter(policy="support"), limit=1000)
-        finally:
-            await store.close()
-        known = [(record, all_guardian_scores(record)) for record in records]
-        planted = [1 - scores[0] for _, scores in known if scores is not None]
-        return old - new, planted
-
-    counted, planted = asyncio.run(means())
+    store = await open_store(str(tmp_path / "decisions.db"))
+    try:
+        await enforced(store, np.random.default_rng(2))
+        old, new = model_grades(await pair_log_of(store, "support"), "regret")
+        records = await store.run(pages.records, pages.RecordFilter(policy="support"), limit=1000)
+    finally:
+        await store.close()
+    known = [(record, all_guardian_scores(record)) for record in records]
+    planted = [1 - scores[0] for _, scores in known if scores is not None]
+    counted = old - new
     assert 200 < len(counted) < 280
     assert abs(counted.mean() - true) < 4 * (true * (1 - true) / len(counted)) ** 0.5
     assert np.mean(planted) - true > 4 * (true * (1 - true) / len(planted)) ** 0.5

@@ -204,7 +204,7 @@ def town(path, body, number):
     return completion("Paris" if question % 2 == 0 else f"town {town.count[question]}")
 
 
-def test_collecting_deciding_and_the_gateway_sample_alike(tmp_path):
+async def test_collecting_deciding_and_the_gateway_sample_alike(tmp_path):
     """What is calibrated is what is served: one log, one certificate, the same confidences on every road."""
     town.count = {}
     rows = [
@@ -212,22 +212,17 @@ def test_collecting_deciding_and_the_gateway_sample_alike(tmp_path):
         for k in range(40)
     ]
     (tmp_path / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    async def whole():
-        async with Upstream(town) as upstream:
-            config = configure(tmp_path, upstream.url)
-            asking = {"output": tmp_path / "log.parquet", "grade": "exact"}
-            planned = await Collection.of(config, tmp_path / "requests.jsonl", **asking).estimate()
-            log = await collect(config, tmp_path / "requests.jsonl", **asking)
-            certificate = calibrate(log, 0.1, boundary="include")
-            town.count.clear()
-            async with Models(config) as models:
-                router = models.router(certificate)
-                requests = [ChatRequest({"messages": row["messages"]}, id=row["id"]) for row in rows[:6]]
-                decisions = [await router.decide(request) for request in requests]
-            return planned, log, decisions
-
-    planned, log, decisions = asyncio.run(whole())
+    async with Upstream(town) as upstream:
+        config = configure(tmp_path, upstream.url)
+        asking = {"output": tmp_path / "log.parquet", "grade": "exact"}
+        planned = await Collection.of(config, tmp_path / "requests.jsonl", **asking).estimate()
+        log = await collect(config, tmp_path / "requests.jsonl", **asking)
+        certificate = calibrate(log, 0.1, boundary="include")
+        town.count.clear()
+        async with Models(config) as models:
+            router = models.router(certificate)
+            requests = [ChatRequest({"messages": row["messages"]}, id=row["id"]) for row in rows[:6]]
+            decisions = [await router.decide(request) for request in requests]
     assert [one.spent.calls for one in planned] == [4 * 40, 40]
     shares = log.primary.reshape(-1, 2)[:, 1]
     assert shares[::2].tolist() == [1.0] * 20
@@ -276,18 +271,15 @@ def several(folder, url, models='"b"', count=4, sections=("b",)):
     return read_config(path)
 
 
-def test_several_cheap_models_answer_in_turn_and_agree(tmp_path):
-    async def ask():
-        def reply(path, body, number):
-            return completion("Paris" if body["model"] == "small" else "Lyon" if body["model"] == "c" else "PARIS")
+async def test_several_cheap_models_answer_in_turn_and_agree(tmp_path):
+    def reply(path, body, number):
+        return completion("Paris" if body["model"] == "small" else "Lyon" if body["model"] == "c" else "PARIS")
 
-        async with Upstream(reply) as upstream:
-            config = several(tmp_path, upstream.url, '"b", "c"', 3, ("b", "c"))
-            async with Models(config) as models:
-                primary = models.answerer("primary")
-                return await primary.answer(HELLO), upstream.bodies, primary.identity
-
-    answer, bodies, identity = asyncio.run(ask())
+    async with Upstream(reply) as upstream:
+        config = several(tmp_path, upstream.url, '"b", "c"', 3, ("b", "c"))
+        async with Models(config) as models:
+            primary = models.answerer("primary")
+            answer, bodies, identity = await primary.answer(HELLO), upstream.bodies, primary.identity
     assert sorted(body["model"] for body in bodies) == ["b", "c", "small"], "one sample each"
     assert answer.confidence == pytest.approx(2 / 3)
     assert answer.spent.cost == pytest.approx(15 * (1 + 2 + 2) / 1e6)

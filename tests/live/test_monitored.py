@@ -1,6 +1,5 @@
 """Where policies stand is recomputed from the ledger alone, on both databases."""
 
-import asyncio
 import time
 
 import numpy as np
@@ -105,35 +104,32 @@ def net_certificate(n=1200):
     return calibrate(log, 0.05, loss="net", boundary="random", key=b"k" * 16)
 
 
-def test_gains_are_shown_in_standings_and_figures(store, tmp_path):
-    async def work():
-        now = time.time()
-        version = await store.run(policies.install, "support", net_certificate().to_dict(), by="configuration")
-        key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
-        drawn = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 900, p=[0.3, 0.6, 0.1]).tolist()
-        await draw_rows(store, drawn, key=key, start=now - 9 * DAY, stop=now - DAY)
-        [first, second] = await store.run(ledger.changes, key, 0, limit=2)
-        gone = Settlement(id=first.id, news=0, at=now, delivered=False)
-        await store.run(ledger.settle, [gone, Settlement(id=second.id, news=0, at=now, served=-1.0)])
-        [standing] = await read_standings(store, CONFIG, now=now)
-        assert standing.standing.mean == pytest.approx(np.mean(drawn))
-        assert standing.standing.limits[0] < np.mean(drawn) < standing.standing.limits[1] < 0
-        assert (standing.state, standing.blind_decisions) == ("kept", None)
-        assert standing.served.answers == 899
-        assert standing.served.mean == pytest.approx((sum(drawn[2:]) - 1) / 899)
-        watch = LedgerWatch(key, standing.ledger.lines, audit_rate=0.05)
-        await watch.follow(store)
-        await watch.refresh_served(store, now)
-        assert (watch.standing(now), watch.served) == (standing.standing, standing.served)
-        [stale] = await read_standings(store, CONFIG, now=now + 60 * DAY)
-        assert "takes at least 540 to show" in " ".join(stale.standing.reasons)
-        month = Month.of(time.strftime("%Y-%m", time.gmtime(now)))
-        page = report_page(await read_month(store, CONFIG, "support", month, now=now))
-        assert ">−0.2</text>" in page
-        assert ">0.0</text>" in page
-        return await read_history(store, CONFIG, "support"), now
-
-    history, now = asyncio.run(work())
+async def test_gains_are_shown_in_standings_and_figures(store, tmp_path):
+    now = time.time()
+    version = await store.run(policies.install, "support", net_certificate().to_dict(), by="configuration")
+    key = LedgerKey(policy="support", version=version.version, identities_sha256=MODELS)
+    drawn = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], 900, p=[0.3, 0.6, 0.1]).tolist()
+    await draw_rows(store, drawn, key=key, start=now - 9 * DAY, stop=now - DAY)
+    [first, second] = await store.run(ledger.changes, key, 0, limit=2)
+    gone = Settlement(id=first.id, news=0, at=now, delivered=False)
+    await store.run(ledger.settle, [gone, Settlement(id=second.id, news=0, at=now, served=-1.0)])
+    [standing] = await read_standings(store, CONFIG, now=now)
+    assert standing.standing.mean == pytest.approx(np.mean(drawn))
+    assert standing.standing.limits[0] < np.mean(drawn) < standing.standing.limits[1] < 0
+    assert (standing.state, standing.blind_decisions) == ("kept", None)
+    assert standing.served.answers == 899
+    assert standing.served.mean == pytest.approx((sum(drawn[2:]) - 1) / 899)
+    watch = LedgerWatch(key, standing.ledger.lines, audit_rate=0.05)
+    await watch.follow(store)
+    await watch.refresh_served(store, now)
+    assert (watch.standing(now), watch.served) == (standing.standing, standing.served)
+    [stale] = await read_standings(store, CONFIG, now=now + 60 * DAY)
+    assert "takes at least 540 to show" in " ".join(stale.standing.reasons)
+    month = Month.of(time.strftime("%Y-%m", time.gmtime(now)))
+    page = report_page(await read_month(store, CONFIG, "support", month, now=now))
+    assert ">−0.2</text>" in page
+    assert ">0.0</text>" in page
+    history = await read_history(store, CONFIG, "support")
     ledgers, moments = drawn_ledgers(history, now), drawn_moments(history)
     save_history(ledgers, moments, str(tmp_path / "net.svg"), title="support")
     assert (tmp_path / "net.svg").stat().st_size > 0

@@ -52,16 +52,12 @@ def test_if_a_sample_fails_the_finished_ones_still_count():
     assert (error.spent.calls, error.spent.input_tokens) == (3, 20)
 
 
-def test_the_applications_token_limit_replaces_the_configured_one():
+async def test_the_applications_token_limit_replaces_the_configured_one():
     settings = Settings(model="m", max_tokens=500, token_field="max_completion_tokens")
-
-    async def ask():
-        async with Upstream(lambda *_: completion("a rose")) as upstream, Endpoint(upstream.url) as endpoint:
-            request = ChatRequest({"messages": [{"role": "user", "content": "x"}], "max_tokens": 20})
-            await ChatAnswerer(port=endpoint, settings=settings).answer(request)
-            return upstream.bodies[0]
-
-    sent = asyncio.run(ask())
+    async with Upstream(lambda *_: completion("a rose")) as upstream, Endpoint(upstream.url) as endpoint:
+        request = ChatRequest({"messages": [{"role": "user", "content": "x"}], "max_tokens": 20})
+        await ChatAnswerer(port=endpoint, settings=settings).answer(request)
+        sent = upstream.bodies[0]
     assert [sent[name] for name in ("max_tokens", "max_completion_tokens") if name in sent] == [20]
 
 

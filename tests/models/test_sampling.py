@@ -80,28 +80,22 @@ def test_every_sample_has_its_own_seed():
     assert sorted(body["seed"] for body in upstream.bodies) == [100, 101, 102, 103, 104]
 
 
-def test_a_cache_keeps_equal_requests_apart(tmp_path):
-    async def ask():
-        async with Upstream(saying("A", "B", "C", "A")) as upstream, Endpoint(upstream.url) as endpoint:
-            cache = Cache(endpoint, tmp_path / "replies.sqlite")
-            first = await scorer(samples=4)(cache).score(QUERY)
-            again = await scorer(samples=4)(cache).score(QUERY)
-            cache.close()
-            return first, again, len(upstream.bodies)
-
-    first, again, calls = asyncio.run(ask())
+async def test_a_cache_keeps_equal_requests_apart(tmp_path):
+    async with Upstream(saying("A", "B", "C", "A")) as upstream, Endpoint(upstream.url) as endpoint:
+        cache = Cache(endpoint, tmp_path / "replies.sqlite")
+        first = await scorer(samples=4)(cache).score(QUERY)
+        again = await scorer(samples=4)(cache).score(QUERY)
+        cache.close()
+        calls = len(upstream.bodies)
     assert first.values == again.values == (0.5, 0.25, 0.25)
     assert calls == 4
 
 
-def test_when_one_sample_fails_the_rest_are_cancelled_and_the_server_sees_it():
-    async def ask():
-        async with silent(5) as server, Endpoint(server.url) as endpoint:
-            with pytest.raises(UpstreamError) as caught:
-                await asyncio.wait_for(scorer()(endpoint).score(QUERY), 10)
-            return caught.value, server.came, await server.everyone_left()
-
-    error, came, left = asyncio.run(ask())
+async def test_when_one_sample_fails_the_rest_are_cancelled_and_the_server_sees_it():
+    async with silent(5) as server, Endpoint(server.url) as endpoint:
+        with pytest.raises(UpstreamError) as caught:
+            await asyncio.wait_for(scorer()(endpoint).score(QUERY), 10)
+        error, came, left = caught.value, server.came, await server.everyone_left()
     assert (error.status, came, left) == (400, 5, True)
 
 

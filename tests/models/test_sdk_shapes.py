@@ -1,6 +1,5 @@
 """Requests and replies held against the types of the openai SDK, so that neither side of a test is invented."""
 
-import asyncio
 import math
 from collections.abc import Iterable, Mapping
 
@@ -143,22 +142,19 @@ def test_a_decisions_refusal_is_understood():
 
 
 @pytest.mark.parametrize("query", [QUERY, TALK], ids=["text", "messages"])
-def test_the_sdks_own_client_sends_and_reads_the_same_decision(query):
+async def test_the_sdks_own_client_sends_and_reads_the_same_decision(query):
     paths = []
 
     def reply(path, body, number):
         paths.append(path)
         return decision(choice({"a rose": 0.7, "the sea": 0.2, "grass": 0.1}))
 
-    async def ask():
-        async with Upstream(reply) as upstream:
-            async with Endpoint(upstream.url) as endpoint:
-                ours = await decisions(endpoint).score(query)
-            async with AsyncOpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
-                theirs = await client.decisions.create(**upstream.bodies[0])
-        return ours, theirs, upstream.bodies
-
-    ours, theirs, (sent, sent_by_sdk) = asyncio.run(ask())
+    async with Upstream(reply) as upstream:
+        async with Endpoint(upstream.url) as endpoint:
+            ours = await decisions(endpoint).score(query)
+        async with AsyncOpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
+            theirs = await client.decisions.create(**upstream.bodies[0])
+    sent, sent_by_sdk = upstream.bodies
     assert sent == sent_by_sdk
     assert paths == ["/decisions"] * 2
     assert_no_extras(theirs)
@@ -238,19 +234,15 @@ CONVERSATION = {
 
 @pytest.mark.parametrize("mode", ["plain", "json_object", "json_schema"])
 @pytest.mark.parametrize("confidence", [None, "logprob", "ask"])
-def test_tools_travel_both_ways_in_the_sdks_shapes(confidence, mode):
+async def test_tools_travel_both_ways_in_the_sdks_shapes(confidence, mode):
     called = chat(completion(None, tool_calls=CALLS, finish="tool_calls", logprobs=TOKENS))
     rated = chat(completion('{"confidence": 0.8}'))
-
-    async def ask():
-        replies = (called, rated)
-        async with Upstream(lambda *sent: replies[sent[2]]) as upstream, Endpoint(upstream.url) as endpoint:
-            settings = Settings(model="m", **EVERYTHING)
-            answerer = ChatAnswerer(port=endpoint, settings=settings, confidence=confidence, mode=mode)
-            return await answerer.answer(ChatRequest(CONVERSATION)), upstream
-
     assert_typed(CHAT, {"model": "m", **CONVERSATION})
-    reply, upstream = asyncio.run(ask())
+    replies = (called, rated)
+    async with Upstream(lambda *sent: replies[sent[2]]) as upstream, Endpoint(upstream.url) as endpoint:
+        settings = Settings(model="m", **EVERYTHING)
+        answerer = ChatAnswerer(port=endpoint, settings=settings, confidence=confidence, mode=mode)
+        reply = await answerer.answer(ChatRequest(CONVERSATION))
     for body in upstream.bodies:
         assert_typed(CHAT, body)
     assert len(upstream.bodies) == (2 if confidence == "ask" else 1)
@@ -260,23 +252,20 @@ def test_tools_travel_both_ways_in_the_sdks_shapes(confidence, mode):
     assert reply.message["tool_calls"] == CALLS
 
 
-def test_the_sdks_own_client_sends_and_reads_the_same_completion():
+async def test_the_sdks_own_client_sends_and_reads_the_same_completion():
     paths = []
 
     def reply(path, body, number):
         paths.append(path)
         return chat(completion(None, tool_calls=CALLS, finish="tool_calls", logprobs=TOKENS, reasoning=2))
 
-    async def ask():
-        async with Upstream(reply) as upstream:
-            async with Endpoint(upstream.url) as endpoint:
-                answerer = ChatAnswerer(port=endpoint, settings=Settings(model="m", **EVERYTHING), confidence="logprob")
-                ours = await answerer.answer(ChatRequest(CONVERSATION))
-            async with AsyncOpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
-                theirs = await client.chat.completions.create(**upstream.bodies[0])
-        return ours, theirs, upstream.bodies
-
-    ours, theirs, (sent, sent_by_sdk) = asyncio.run(ask())
+    async with Upstream(reply) as upstream:
+        async with Endpoint(upstream.url) as endpoint:
+            answerer = ChatAnswerer(port=endpoint, settings=Settings(model="m", **EVERYTHING), confidence="logprob")
+            ours = await answerer.answer(ChatRequest(CONVERSATION))
+        async with AsyncOpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
+            theirs = await client.chat.completions.create(**upstream.bodies[0])
+    sent, sent_by_sdk = upstream.bodies
     assert sent == sent_by_sdk
     assert paths == ["/chat/completions"] * 2
     assert_no_extras(theirs)

@@ -476,17 +476,14 @@ def test_a_key_echoed_in_a_stream_shows_up_nowhere(echo):
     assert "AbC123" not in shown
 
 
-def test_a_stored_reply_is_not_streamed_and_one_that_was_streamed_is_stored(tmp_path):
-    async def run():
-        async with streams(sse(ROLE, ONE), ending()) as server, Endpoint(server.url) as endpoint:
-            cache, passed = Cache(endpoint, tmp_path / "replies.sqlite"), []
-            try:
-                replies = [await streamed(cache, Call(path="/x", body={}), passed) for _ in range(2)]
-            finally:
-                cache.close()
-            return replies, passed, len(server.bodies)
-
-    (first, second), passed, calls = asyncio.run(run())
+async def test_a_stored_reply_is_not_streamed_and_one_that_was_streamed_is_stored(tmp_path):
+    async with streams(sse(ROLE, ONE), ending()) as server, Endpoint(server.url) as endpoint:
+        cache, passed = Cache(endpoint, tmp_path / "replies.sqlite"), []
+        try:
+            replies = [await streamed(cache, Call(path="/x", body={}), passed) for _ in range(2)]
+        finally:
+            cache.close()
+        (first, second), calls = replies, len(server.bodies)
     assert first.document == second.document
     assert (content_of(passed), calls) == ("one ", 1)
 
@@ -548,15 +545,11 @@ def test_a_stream_without_an_answer_is_an_error_of_the_reply(deltas):
     assert (result.spent.input_tokens, result.spent.output_tokens) == (10, 5)
 
 
-def test_a_streamed_answer_frees_its_slot_before_the_call_that_rates_it():
+async def test_a_streamed_answer_frees_its_slot_before_the_call_that_rates_it():
     replies = [Stream(portions(sse(ROLE, ONE), ending())), completion('{"confidence": 0.8}')]
-
-    async def run():
-        async with Upstream(lambda path, body, number: replies[number]) as server, Endpoint(server.url) as endpoint:
-            port = Limit(endpoint, RateLimit(concurrency=1))
-            answerer = ChatAnswerer(port=port, settings=Settings(model="m"), confidence="ask")
-            async with asyncio.timeout(60), aclosing(answerer.stream(ChatRequest({"messages": MESSAGES}))) as items:
-                return [item async for item in items][-1]
-
-    answer = asyncio.run(run())
+    async with Upstream(lambda path, body, number: replies[number]) as server, Endpoint(server.url) as endpoint:
+        port = Limit(endpoint, RateLimit(concurrency=1))
+        answerer = ChatAnswerer(port=port, settings=Settings(model="m"), confidence="ask")
+        async with asyncio.timeout(60), aclosing(answerer.stream(ChatRequest({"messages": MESSAGES}))) as items:
+            answer = [item async for item in items][-1]
     assert (answer.confidence, answer.spent.calls) == (0.8, 2)

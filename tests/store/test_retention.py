@@ -130,25 +130,18 @@ def test_pruning_empties_every_table_that_does_not_say_why_it_is_kept(where):
     assert [word for word in (WORD, NAME, LABEL) if word in leaves(where) or word.encode() in left] == []
 
 
-def test_no_byte_of_many_pruned_decisions_is_left_in_the_files_while_others_are_written(tmp_path):
+async def test_no_byte_of_many_pruned_decisions_is_left_in_the_files_while_others_are_written(tmp_path):
     where = str(tmp_path / "store.db")
-
-    async def story():
-        store = await open_store(where, keys=KEYS)
-        for k in range(60):
-            texts = f"{WORD} {k} " * (1 + 37 * k % 400)
-            body = DecisionBody(
-                action=1, mode="enforce", form="menu", size=2, content=Content(context=texts, answer=texts)
-            )
-            await decide(store, 1 + k % 3, body=body)
-        await integrity.prune(store, before=time.time() + 10)
-        kept = DecisionBody(action=1, mode="enforce", form="menu", size=2, content=Content(context="kept"))
-        await decide(store, 30, body=kept)
-        await integrity.prune(store, before=time.time() - 100)
-        left = files(where)
-        await store.close()
-        return left
-
-    left = asyncio.run(story())
+    store = await open_store(where, keys=KEYS)
+    for k in range(60):
+        texts = f"{WORD} {k} " * (1 + 37 * k % 400)
+        body = DecisionBody(action=1, mode="enforce", form="menu", size=2, content=Content(context=texts, answer=texts))
+        await decide(store, 1 + k % 3, body=body)
+    await integrity.prune(store, before=time.time() + 10)
+    kept = DecisionBody(action=1, mode="enforce", form="menu", size=2, content=Content(context="kept"))
+    await decide(store, 30, body=kept)
+    await integrity.prune(store, before=time.time() - 100)
+    left = files(where)
+    await store.close()
     assert b"kept" in left
     assert left.count(WORD.encode()) == 0

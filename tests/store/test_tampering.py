@@ -252,23 +252,19 @@ FORGED_KEYS = {
 
 
 @pytest.mark.parametrize("name", FORGED_KEYS)
-def test_a_key_that_was_inserted_or_edited_does_not_work_and_is_named(where, name, caplog):
-    async def story():
-        store = await open_store(where, keys=KEYS)
-        scoped = {"scope": "call", "label": "shop", "policies": ["support"]}
-        await store.run(stored_keys.create, id="caller", sha256=CALL, expires=time.time() + 60, **scoped)
-        await store.run(stored_keys.create, id="revoked", sha256="d" * 64, scope="admin", label="")
-        await store.run(stored_keys.revoke, "revoked")
-        assert (await store.run(stored_keys.find, CALL)).policies == ("support",)
-        assert await integrity.verify(store) == []
-        run_sql(where, FORGED_KEYS[name])
-        works = [await store.run(stored_keys.find, digest) for digest in (CALL, "c" * 64, "d" * 64)]
-        shown = {key.id: key.intact for key in await store.run(stored_keys.list_all)}
-        faults = await integrity.verify(store)
-        await store.close()
-        return works, shown, faults
-
-    works, shown, faults = asyncio.run(story())
+async def test_a_key_that_was_inserted_or_edited_does_not_work_and_is_named(where, name, caplog):
+    store = await open_store(where, keys=KEYS)
+    scoped = {"scope": "call", "label": "shop", "policies": ["support"]}
+    await store.run(stored_keys.create, id="caller", sha256=CALL, expires=time.time() + 60, **scoped)
+    await store.run(stored_keys.create, id="revoked", sha256="d" * 64, scope="admin", label="")
+    await store.run(stored_keys.revoke, "revoked")
+    assert (await store.run(stored_keys.find, CALL)).policies == ("support",)
+    assert await integrity.verify(store) == []
+    run_sql(where, FORGED_KEYS[name])
+    works = [await store.run(stored_keys.find, digest) for digest in (CALL, "c" * 64, "d" * 64)]
+    shown = {key.id: key.intact for key in await store.run(stored_keys.list_all)}
+    faults = await integrity.verify(store)
+    await store.close()
     forged = {"inserted": "new", "no longer revoked": "revoked", "renamed": "other"}.get(name, "caller")
     assert all(key is None or (key.id != forged and key.intact) for key in works)
     assert [id for id, intact in shown.items() if not intact] == [forged]

@@ -63,32 +63,28 @@ def test_a_malformed_row_raises_a_store_error(chained, sql):
     assert len(asyncio.run(integrity.verify(chained))) == 1
 
 
-def test_pruning_removes_old_decisions_entirely_and_the_chain_still_holds(store, sql):
-    async def story():
-        old = await decide(store, 20)
-        await store.run(
-            stored_events.commit,
-            [],
-            audits=[Audit(id=old[0], policy="support", question=MenuQuestion(context="?", actions=("a", "b")))],
-        )
-        await asyncio.sleep(0.01)
-        cut = time.time()
-        young = await decide(store, 5)
-        for id in (old[3], young[0], old[4]):
-            await store.run(stored_events.commit, [later(id, FeedbackBody(comment="secret"))])
-        assert await integrity.prune(store, before=cut) == 19, "an open audit keeps its question"
-        await store.run(stored_events.commit, [later(old[0], AuditBody(error="too late"))])
-        assert await integrity.prune(store, before=cut) == 1
-        assert [record.id for record in await store.run(pages.records)] == young[::-1]
-        assert await store.run(pages.record, old[3]) is None
-        assert len((await store.run(pages.record, young[0])).feedback) == 1
-        assert await store.run(outbox.take_audits, limit=9, lease=1) == []
-        assert await integrity.verify(store) == []
-        await decide(store, 10)
-        assert await integrity.verify(store) == []
-        return old
-
-    old = asyncio.run(story())
+async def test_pruning_removes_old_decisions_entirely_and_the_chain_still_holds(store, sql):
+    old = await decide(store, 20)
+    await store.run(
+        stored_events.commit,
+        [],
+        audits=[Audit(id=old[0], policy="support", question=MenuQuestion(context="?", actions=("a", "b")))],
+    )
+    await asyncio.sleep(0.01)
+    cut = time.time()
+    young = await decide(store, 5)
+    for id in (old[3], young[0], old[4]):
+        await store.run(stored_events.commit, [later(id, FeedbackBody(comment="secret"))])
+    assert await integrity.prune(store, before=cut) == 19, "an open audit keeps its question"
+    await store.run(stored_events.commit, [later(old[0], AuditBody(error="too late"))])
+    assert await integrity.prune(store, before=cut) == 1
+    assert [record.id for record in await store.run(pages.records)] == young[::-1]
+    assert await store.run(pages.record, old[3]) is None
+    assert len((await store.run(pages.record, young[0])).feedback) == 1
+    assert await store.run(outbox.take_audits, limit=9, lease=1) == []
+    assert await integrity.verify(store) == []
+    await decide(store, 10)
+    assert await integrity.verify(store) == []
     assert not any(
         id in old or "secret" in (body or "") for id, body in sql("select id, body from events where kind is null")
     )
