@@ -9,16 +9,15 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from conformal_arbitrage.errors import OptionError, ScoreLogError, SourceError
-from conformal_arbitrage.experiments import theory
 from conformal_arbitrage.experiments.protocol import Experiment, Part, Source
 from conformal_arbitrage.experiments.report import Report, write_report
-from conformal_arbitrage.experiments.studies import MMLU, PKU, TRUTHFULQA
+from conformal_arbitrage.experiments.studies import MMLU, PKU, THEORY, TRUTHFULQA
 from conformal_arbitrage.experiments.summary import summary_markdown
 from conformal_arbitrage.live.config import Config
 from conformal_arbitrage.scorelog.log import ScoreLog
 from conformal_arbitrage.scorelog.tables import new_folder, write_text
 
-_ALL = (*TRUTHFULQA, MMLU, PKU, theory.EXPERIMENT)
+_ALL = (*TRUTHFULQA, MMLU, PKU, THEORY)
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 BUNDLED_COSTS = (0.0002, 0.50)
 
