@@ -48,7 +48,7 @@ COMMANDS = {
         "renew": ("gateway:renew_command", "Calibrate a policy again on its schedule, and install it."),
         "policies": ("gateway:policies_command", "List the policies of a gateway, and lift alarms."),
         "keys": ("gateway:keys_command", "Manage the API keys of the gateway."),
-        "records": ("gateway:records_command", "List, export, grade, verify, prune and erase records."),
+        "records": ("records:records_command", "List, export, grade, verify, prune and erase records."),
         "webhooks": ("gateway:webhooks_command", "Test webhooks, and list what was sent to them."),
     },
     "Research": {

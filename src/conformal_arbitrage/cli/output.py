@@ -5,11 +5,17 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+
+def when(seconds: float | None) -> str:
+    """Return a time in words of ISO 8601; nothing for None."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def print_json(document: object) -> None:
