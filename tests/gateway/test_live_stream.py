@@ -39,7 +39,7 @@ def proven(monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Headers wait 0.2 s for the decision, not 10."""
-    monkeypatch.setattr("conformal_arbitrage.gateway.chat.PATIENCE", 0.2)
+    monkeypatch.setattr("conformal_arbitrage.gateway.chat.SILENCE", 0.2)
 
 
 async def told(steps, end):

@@ -48,7 +48,7 @@ def slow(reply, seconds=0.5):
 
 
 def test_sixty_at_once_cannot_exceed_the_limit(house, monkeypatch):
-    monkeypatch.setattr(f"{LIMITS}.PATIENCE", 1.0)
+    monkeypatch.setattr(f"{LIMITS}.SETTLEMENT_WAIT", 1.0)
     limit = {"guardian_cost_per_hour": 0.10}
     gateway = house(primary=votes(*UNSURE), guardian=slow(votes(0, 1)), models=PRICED, gateway=limit)
     statuses = at_once(gateway, 60)
@@ -157,7 +157,7 @@ def test_a_request_whose_length_is_no_whole_number_is_refused_before_the_guardia
 
 async def test_samples_that_no_longer_fit_cancel_none_that_are_paid_for(opened, tmp_path, monkeypatch):
     """Five samples at once, money for three: those three are answered and settled at what they cost."""
-    monkeypatch.setattr(f"{LIMITS}.PATIENCE", 0.1)
+    monkeypatch.setattr(f"{LIMITS}.SETTLEMENT_WAIT", 0.1)
     store = opened(str(tmp_path / "money.db"))
     money, pricing = GuardianSpending(store, 0.35, live_share=0.5), Price(per_call=0.1)
     async with Upstream(slow(lambda *_: completion("a"), 0.3)) as upstream, Endpoint(upstream.url) as endpoint:

@@ -15,7 +15,7 @@ WITH_USAGE = {**STREAM, "stream_options": {"include_usage": True}}
 @pytest.fixture
 def impatient(monkeypatch):
     """Headers wait 0.3 s for the decision, not 10."""
-    monkeypatch.setattr("conformal_arbitrage.gateway.chat.PATIENCE", 0.3)
+    monkeypatch.setattr("conformal_arbitrage.gateway.chat.SILENCE", 0.3)
 
 
 def after(seconds, reply):

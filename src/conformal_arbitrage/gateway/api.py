@@ -356,8 +356,8 @@ class ReviewRoutes:
         """GET /v1/arbitrage/reviews/{decision}: how far people have come, and the reply once there is one."""
         decision = str(request.path_params["decision"])[:64].replace("\0", "")
         ends, document = time.monotonic() + _wait(request), await self._progress(request, decision)
-        with self._queue.places.held(request.caller.id) as patient:
-            while patient and document["status"] == "waiting" and time.monotonic() < ends:
+        with self._queue.places.held(request.caller.id) as has_place:
+            while has_place and document["status"] == "waiting" and time.monotonic() < ends:
                 await asyncio.sleep(TICK)
                 document = await self._progress(request, decision)
         return json_response(document)

@@ -837,25 +837,26 @@ def event_bytes(document: Mapping[str, Any]) -> bytes:
 # --- EventStream ---
 
 
-PATIENCE = 10.0
+SILENCE = 10.0
+"""Seconds without a word after which a comment keeps a connection open."""
 _IN_A_ROW = 16
 _WAITING = b": waiting for the decision\n\n"
 
 
 @asynccontextmanager
-async def event_stream(send: Send, policy: str, *, patient: bool = False) -> AsyncGenerator["EventStream"]:
+async def event_stream(send: Send, policy: str, *, hold_headers: bool = False) -> AsyncGenerator["EventStream"]:
     """Send a response as a stream of events.
 
-    The headers wait for the first piece for `PATIENCE` seconds; then, and in every later silence of that length, a comment
+    The headers wait for the first piece for `SILENCE` seconds; then, and in every later silence of that length, a comment
     is sent. An error that ends the block after the response has started becomes an error event without [DONE]; before
     that it is raised.
 
     Args:
         send: where to.
-        patient: send no comment before the first piece, so that an error can still have a status of its own.
+        hold_headers: send no comment before the first piece, so that an error can still have a status of its own.
     """
     events = EventStream(send)
-    comments = asyncio.create_task(events.comment(after_start=patient))
+    comments = asyncio.create_task(events.comment(after_start=hold_headers))
     try:
         yield events
     except ArbitrageError as error:
@@ -912,8 +913,8 @@ class EventStream:
         """Send comments in silences, perhaps only once something was sent, until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(max(0.0, self._last + PATIENCE - clock()) or (PATIENCE if after_start else 0.0))
-            if clock() >= self._last + PATIENCE and (self.started or not after_start):
+            await asyncio.sleep(max(0.0, self._last + SILENCE - clock()) or (SILENCE if after_start else 0.0))
+            if clock() >= self._last + SILENCE and (self.started or not after_start):
                 await self.put(_WAITING)
 
 

@@ -67,7 +67,7 @@ from conformal_arbitrage.types import DAY, ChatRequest, Chunk, Decision, Failure
 
 _log = logging.getLogger("conformal_arbitrage.gateway")
 _UNITS_PER_DOLLAR = 10**12
-PATIENCE = 5.0
+SETTLEMENT_WAIT = 5.0
 """Seconds that a live call waits for others in flight to turn out cheaper than they could have been."""
 _POLL = 0.2
 _sorted = msgspec.json.Encoder(order="sorted")
@@ -740,7 +740,7 @@ class GuardianSpending:
         outcome = await self._try(units)
         if isinstance(outcome, Shortage) and outcome.in_flight and not IN_BACKGROUND.get():
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE), self._turn:  # one call at a time asks again
+                async with asyncio.timeout(SETTLEMENT_WAIT), self._turn:  # one call at a time asks again
                     while isinstance(outcome := await self._try(units), Shortage) and outcome.in_flight:
                         await self._next_settlement()
         if isinstance(outcome, Reservation):

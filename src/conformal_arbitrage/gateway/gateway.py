@@ -143,7 +143,7 @@ async def application(
         await integrity.seal(store, everything=True)
         extras = Extras(
             breaker=True,
-            primary_patience=config.gateway.primary_timeout,
+            primary_timeout=config.gateway.primary_timeout,
             guardian_spending=spending,
             live_share=config.gateway.live_share,
             traced=None if telemetry is None else telemetry.port,

@@ -47,7 +47,7 @@ from conformal_arbitrage.gateway.policies import LivePolicy, PolicyTable, remedy
 from conformal_arbitrage.gateway.responses_api import ResponseShape, read_response
 from conformal_arbitrage.gateway.review_queue import (
     EXPIRED,
-    PATIENT,
+    HAS_PLACE,
     PENDING,
     ReviewQueue,
     StillDecidingError,
@@ -204,8 +204,8 @@ class DecisionRoutes:
         incoming.exchange.policy = request.policy.name
         if not request.streams:
             return _response(await self._reply(request, incoming.receive))
-        patient = request.policy.pair.review is not None
-        async with event_stream(incoming.send, request.policy.name, patient=patient) as events:
+        reviewed = request.policy.pair.review is not None
+        async with event_stream(incoming.send, request.policy.name, hold_headers=reviewed) as events:
             reply = await self._reply(request, incoming.receive, events)
             if reply.response.status != 200:
                 raise error_again(reply.response)
@@ -265,8 +265,8 @@ class DecisionRoutes:
         if terms is None:
             results = await all_settled(calls)
         else:
-            with self._places.held(request.caller_id) as patient:
-                PATIENT.set(patient)
+            with self._places.held(request.caller_id) as has_place:
+                HAS_PLACE.set(has_place)
                 results = await all_settled(calls)
         outcomes = [result for result in results if result is not None]
         if len(outcomes) < len(results) and terms is not None:
@@ -945,8 +945,8 @@ class Idempotency:
             raise RequestError("Idempotency-Key must have 1 to 255 printable characters", code="bad_idempotency_key")
         claimed = await self._try_claim(request, key)
         if claimed == "under way":
-            with self._places.held(request.caller_id) as patient:
-                ends = time.monotonic() + (LONGEST_WAIT if patient else 0.0)
+            with self._places.held(request.caller_id) as has_place:
+                ends = time.monotonic() + (LONGEST_WAIT if has_place else 0.0)
                 while claimed == "under way" and time.monotonic() < ends:
                     await asyncio.sleep(0.05)
                     claimed = await self._try_claim(request, key)

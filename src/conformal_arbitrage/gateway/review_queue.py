@@ -167,7 +167,7 @@ _NEXT_ATTEMPT = 30.0
 QUIET_DUE, _SECOND_OPINION_ENDS = DAY, 14 * DAY
 """Seconds until what nobody waits for comes before other questions, and until a second opinion is given up."""
 _OPEN = ReviewOutcome(state="open")
-PATIENT = ContextVar("PATIENT", default=True)
+HAS_PLACE = ContextVar("HAS_PLACE", default=True)
 """Whether the request being decided has a place to wait for people."""
 
 
@@ -471,12 +471,12 @@ class ReviewScorer:
             raise UpstreamError(f"the team {self.terms.name!r} answers through a gateway only; start `arbitrage serve`")
         settings, id = self.terms.settings, str(query.id)
         late = settings.late == "fallback"
-        patient = PATIENT.get()
+        has_place = HAS_PLACE.get()
         wait = 0.0 if late and not await self._queue.someone_is_there(self.terms.name) else settings.wait
-        outcome = await self._queue.outcome(id, wait=wait if patient else 0.0)
+        outcome = await self._queue.outcome(id, wait=wait if has_place else 0.0)
         if outcome.action is not None:
             return _scores(outcome, query)
-        if outcome.state == "open" and (not late or not patient):
+        if outcome.state == "open" and (not late or not has_place):
             raise StillDecidingError("people are still deciding; send the same request again", status=409, code=PENDING)
         if outcome.state == "failed":
             raise UpstreamError(f"nobody on the team {self.terms.name!r} could tell")

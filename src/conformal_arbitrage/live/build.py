@@ -60,7 +60,7 @@ class Extras:
         live_share: the share of a model's own limits that calls in the background leave to the others.
         replies: a file that keeps each query's replies.
         breaker: whether an endpoint that is down is left alone for a while.
-        primary_patience: seconds that a Primary may take, without repeated calls, where the Guardian answers in its
+        primary_timeout: seconds that a Primary may take, without repeated calls, where the Guardian answers in its
             place; None waits and repeats as its section says.
         instead: makes a port that takes the place of all wrappers, from the bare port, its price and its role.
         traced: makes a port that records every call, from the bare port and its role.
@@ -73,7 +73,7 @@ class Extras:
     live_share: float = 0.0
     replies: Path | None = None
     breaker: bool = False
-    primary_patience: float | None = None
+    primary_timeout: float | None = None
     instead: Callable[[Port, Pricing | None, str], Port] | None = None
     traced: Callable[[Port, str], Port] | None = None
     keyless: bool = False
@@ -211,10 +211,10 @@ class Models:
         )
 
     def _retried(self, port: Port, model: ModelConfig, role: Section) -> Port:
-        patience = self._extras.primary_patience
-        if role != "primary" or patience is None:
+        timeout = self._extras.primary_timeout
+        if role != "primary" or timeout is None:
             return Retry(port, attempts=model.attempts, deadline=model.deadline)
-        return Retry(port, attempts=model.attempts, deadline=min(model.deadline, patience), pause=None)
+        return Retry(port, attempts=model.attempts, deadline=min(model.deadline, timeout), pause=None)
 
     def _around(self, port: Port, model: ModelConfig, role: Section, section: str) -> Port:
         pricing = model.pricing()

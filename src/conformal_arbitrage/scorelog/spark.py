@@ -40,7 +40,7 @@ _CONNECT: Final = "sc://"
 _ADDRESSES: Final = (_CONNECT, "local", "spark://", "yarn", "k8s://")
 _CONNECT_ADDRESS: Final = re.compile(r"sc://(?:\[([^\]]+)\]|([^:/;\[\]]+))(?::(\d+))?(?:/.*)?")
 _CONNECT_PORT: Final = 15002
-_PATIENCE: Final = 10.0
+_ACCEPT_SECONDS: Final = 10.0
 """How long, in seconds, a server may take to accept a connection."""
 _RETRIES: Final = 6
 """How often a request is repeated while a server does not answer: for about a minute, not for the ten of PySpark."""
@@ -173,7 +173,7 @@ def _check_reachable(address: str) -> None:
         raise OptionError(f"engine {address}: is no address of Spark Connect; write sc://host:{_CONNECT_PORT}")
     host, port = match[1] or match[2], int(match[3] or _CONNECT_PORT)
     try:
-        socket.create_connection((host, port), _PATIENCE).close()
+        socket.create_connection((host, port), _ACCEPT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise EngineError(
             f"engine {address}: nothing answers at {host}, port {port} ({error}); check the address, and start the server "
