@@ -79,7 +79,7 @@ def test_a_setting_that_no_logged_request_had_leaves_a_cascade_without_a_guarant
 
         async def reasons():
             async with Models(read_config("arbitrage.toml")) as models:
-                router = models.cascade_router(certificate)
+                router = models.router(certificate)
                 bodies = [
                     {"messages": [{"role": "user", "content": "Is it q1 ?"}], **more} for more in ({}, {"seed": 1})
                 ]
@@ -91,9 +91,9 @@ def test_a_setting_that_no_logged_request_had_leaves_a_cascade_without_a_guarant
 async def decided(config, certificate, form, rows):
     async with Models(config) as models:
         if form == "menu":
-            chooser = models.cascade_chooser(certificate)
+            chooser = models.policy(certificate)
             return [await chooser.decide(Query(f"Is it q{n} ?", MENU, id=f"id{n}")) for n in rows]
-        router = models.cascade_router(certificate)
+        router = models.router(certificate)
         bodies = [{"messages": [{"role": "user", "content": f"Is it q{n} ?"}]} for n in rows]
         return [await router.decide(ChatRequest(body, id=f"id{n}")) for n, body in zip(rows, bodies, strict=True)]
 
@@ -161,7 +161,7 @@ def test_a_guardian_streams_after_the_chain(run):
 
         async def stream():
             async with Models(read_config("arbitrage.toml")) as models:
-                router = models.cascade_router(rule)
+                router = models.router(rule)
                 request = ChatRequest(
                     {"messages": [{"role": "user", "content": "Is it q5 ?"}], "temperature": 0.9}, id="x"
                 )
@@ -181,7 +181,7 @@ def test_a_certificate_for_other_models_is_refused(run):
 
         async def build(certificate, **options):
             async with Models(read_config("arbitrage.toml")) as models:
-                return models.cascade_router(certificate, **options)
+                return models.router(certificate, **options)
 
         with pytest.raises(CertificateError, match="asks tiny and the Guardian large; this one has small, middle"):
             asyncio.run(build(altered(calibrated, chain=replace(calibrated.path.chain, models=("tiny",)))))

@@ -48,10 +48,6 @@ from conformal_arbitrage.live.check import (
 )
 from conformal_arbitrage.live.config import Config, read_config, template, with_task, write_pinned
 from conformal_arbitrage.live.rule import (
-    CascadeChooser,
-    CascadeRouter,
-    ConformalArbitrage,
-    ConformalRouter,
     chain_replies,
 )
 from conformal_arbitrage.models.chat import answer_text
@@ -418,8 +414,8 @@ def ask_command(
         async with Models(with_task(configuration, config, form=form)) as models:
             if actions:
                 query = Query(question, actions, id=name, group=group)
-                return await _menu_rule(models, loaded, allow).decide(query)
-            return await _text_rule(models, loaded, allow).decide(ChatRequest(body, id=name, group=group))
+                return await models.policy(loaded, allow).decide(query)
+            return await models.router(loaded, allow).decide(ChatRequest(body, id=name, group=group))
 
     decision = asyncio.run(decide())
     if as_json:
@@ -428,18 +424,6 @@ def ask_command(
         _show_path_decision(decision, loaded, actions or None)
     else:
         _show_decision(decision, loaded)
-
-
-def _menu_rule(models: Models, certificate: Certificate, allow: tuple[str, ...]) -> ConformalArbitrage | CascadeChooser:
-    if certificate.is_cascade:
-        return models.cascade_chooser(certificate, allow)
-    return models.policy(certificate, allow)
-
-
-def _text_rule(models: Models, certificate: Certificate, allow: tuple[str, ...]) -> ConformalRouter | CascadeRouter:
-    if certificate.is_cascade:
-        return models.cascade_router(certificate, allow)
-    return models.router(certificate, allow)
 
 
 def _read_settings(given: tuple[str, ...]) -> dict[str, Any]:

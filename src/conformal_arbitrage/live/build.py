@@ -130,34 +130,40 @@ class Models:
             raise ConfigError(f"[{section}] kind '{model.kind}' cannot be sampled for candidates; use 'chat'")
         return answerer
 
-    def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage:
-        """Return the calibrated policy over menus."""
+    def policy(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalArbitrage | CascadeChooser:
+        """Return the calibrated policy over menus, of a pair or of a cascade as the certificate has it."""
+        safe = self.config.task.safe_action
+        if certificate.is_cascade:
+            models, name, guardian = self.cascade(self.scorer)
+            return CascadeChooser(
+                models=models,
+                guardian=guardian,
+                guardian_name=name,
+                certificate=certificate,
+                fallback=safe,
+                allow=allow,
+            )
         return ConformalArbitrage(
             primary=self.scorer("primary"), guardian=self.scorer("guardian"), certificate=certificate,
-            safe_action=self.config.task.safe_action, allow=allow, group_source=_own_source(certificate),
+            safe_action=safe, allow=allow, group_source=_own_source(certificate),
         )  # fmt: skip
 
-    def router(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalRouter:
-        """Return the calibrated policy over free text."""
+    def router(self, certificate: Certificate, allow: Collection[str] = ()) -> ConformalRouter | CascadeRouter:
+        """Return the calibrated policy over free text, likewise."""
+        safe = self.config.task.safe_answer
+        if certificate.is_cascade:
+            models, name, guardian = self.cascade(self.answerer)
+            return CascadeRouter(
+                models=models,
+                guardian=guardian,
+                guardian_name=name,
+                certificate=certificate,
+                fallback=safe,
+                allow=allow,
+            )
         return ConformalRouter(
             primary=self.answerer("primary"), guardian=self.answerer("guardian"), certificate=certificate,
-            safe_answer=self.config.task.safe_answer, allow=allow, group_source=_own_source(certificate),
-        )  # fmt: skip
-
-    def cascade_router(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeRouter:
-        """Return the calibrated cascade over free text."""
-        models, name, guardian = self.cascade(self.answerer)
-        return CascadeRouter(
-            models=models, guardian=guardian, guardian_name=name, certificate=certificate,
-            fallback=self.config.task.safe_answer, allow=allow,
-        )  # fmt: skip
-
-    def cascade_chooser(self, certificate: Certificate, allow: Collection[str] = ()) -> CascadeChooser:
-        """Return the calibrated cascade over menus."""
-        models, name, guardian = self.cascade(self.scorer)
-        return CascadeChooser(
-            models=models, guardian=guardian, guardian_name=name, certificate=certificate,
-            fallback=self.config.task.safe_action, allow=allow,
+            safe_answer=safe, allow=allow, group_source=_own_source(certificate),
         )  # fmt: skip
 
     def cascade(self, model: Callable[[Section, str], _Model]) -> tuple[dict[str, _Model], str, _Model]:
