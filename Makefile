@@ -38,10 +38,9 @@ test: .venv/.installed-dev  ## the tests for every change, in five minutes on tw
 proof: .venv/.installed-dev  ## longer proofs: validity, engines, kills, browsers, clients, scale
 	$(PYTEST) -m proof $(TEST)
 
-coverage:  ## all tests, those with a real model first, and the share of lines and branches they reach
+coverage:  ## make test-live and make test, and the share of lines and branches they reach
 	$(MAKE) test-live TEST="--cov --cov-report="
 	$(MAKE) test TEST="--cov --cov-append --cov-report="
-	$(MAKE) proof TEST="--cov --cov-append --cov-report="
 	$(BIN)/coverage report --skip-covered --fail-under=97
 	$(BIN)/coverage report --include='*/core/*,*/calibration/*,*/monitoring/*' --fail-under=98
 

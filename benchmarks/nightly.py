@@ -320,7 +320,7 @@ def in_processes(counts: dict[str, int]) -> list[Outcome]:
         tests = [f"tests/calibration/test_{name}.py" for name in ("engines", "planted", "connect")]
         outcomes.append(ran("engines", count, [*PYTEST, *tests], ENGINE_ROUNDS=str(count)))
     if (count := counts.get("rows")) is not None:
-        ways = ["--engine", "threads", "--engine", "sql", "--megabytes", "4096"]
+        ways = ["--engine", "threads", "--engine", "processes", "--megabytes", "4096"]
         outcomes.append(ran("rows", count, ["benchmarks.scale", "--rows", str(count), *ways]))
     if (count := counts.get("kills")) is not None:
         outcomes.append(ran("kills", count, [*PYTEST, "tests/gateway/test_kill.py"], KILL_ROUNDS=str(count // 2)))

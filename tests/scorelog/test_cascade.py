@@ -62,7 +62,7 @@ def test_models_are_asked_from_the_cheapest_on_and_answers_compared_without_case
         ({"models": {"guardian": columns()}}, "got guardian and the Guardian guardian"),
         ({"models": {"m": columns(confidence=[1.2, 0])}}, "row 1, column 'm_confidence': 1.2 must be in"),
         ({"models": {"m": columns(grade=[1, 3])}}, "row 2, column 'm_grade': 3 must be in"),
-        ({"models": {"m": columns(cost=[1, None])}}, "row 2, column 'm_cost': no cost; give dollars"),
+        ({"models": {"m": columns(cost=[None, 1])}}, "row 1, column 'm_cost': no cost; give dollars"),
         ({"models": {"m": columns(cost=[1, -1])}}, "row 2, column 'm_cost': -1 must be 0 or more"),
         ({"models": {"m": columns(answer=["a"])}}, "column 'm_answer' has 1 row, the ids 2"),
         ({"models": {"m": columns(grade=[1])}}, "column 'm_grade' has 1 row, the ids 2"),

@@ -33,7 +33,6 @@ from conformal_arbitrage.types import Boundary
 
 SHARES = tuple(Fraction(text) for text in ("0.01", "0.02", "0.05", "0.1", "0.2"))
 """Budgets to report, as shares of the loss bound."""
-USUAL_SHARE = Fraction("0.05")
 FEWEST_TUNING_ROWS = 10
 """Rows that budgets are described on, and options chosen on, at the least."""
 LEAST_SAVING = 0.05
