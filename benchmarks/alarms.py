@@ -102,14 +102,11 @@ async def _ask(session: aiohttp.ClientSession, gateways: list[Gateway], first: i
 
 
 async def _judged(where: str, decisions: int, change: int, lines: dict[str, Any], follow: float) -> Run:
-    store = await open_store(where, keys=OURS.record_keys)
-    try:
+    async with await open_store(where, keys=OURS.record_keys) as store:
         [ledger] = await store.run(stored_ledger.ledgers, "support")
         rows = sorted(await store.run(stored_ledger.changes, ledger.key, 0, limit=10**6), key=lambda row: row.seq)
         records = {record.id: record for record in await all_records(store)}
         notices, faults = await store.run(policies.notices), await integrity.verify(store)
-    finally:
-        await store.close()
     numbers = [int(degrading.named_in(str(records[row.id].decision.content.context))) for row in rows]
     before = sum(number < change for number in numbers)
     alarm = notices[0].body if notices else None

@@ -236,8 +236,7 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
             if run_sql(database, "select count(*) from audits") == [(0,)]:
                 break
             await asyncio.sleep(0.2)
-    store = await open_store(database, keys=OURS.record_keys)
-    try:
+    async with await open_store(database, keys=OURS.record_keys) as store:
         faults, kept, audits, waiting = load.wrong, set[str](), 0, 0
         async for record in every_record(store):
             kept.add(record.id)
@@ -245,8 +244,6 @@ async def soak(config: Path, database: str, requests: int, concurrency: int, rul
             audits += record.decision.audited
             waiting += record.decision.audited and record.audit is None and not guardian_answered(record)
         chains = await integrity.verify(store)
-    finally:
-        await store.close()
     ids = set(load.ids.values())
     quarters = np.array_split(np.array(load.memory) / 2**20, 4)
     return Soaked(
@@ -272,11 +269,8 @@ async def shadow(config: Path, database: str, requests: int, concurrency: int) -
     async with Gateway(config) as gateway:
         load = await press(gateway, requests, concurrency)
     assert not load.wrong, load.wrong[:3]
-    store = await open_store(database, keys=OURS.record_keys)
-    try:
+    async with await open_store(database, keys=OURS.record_keys) as store:
         log = await score_log_of(store, "support", identities=identities_of(read_config(config), "support"))
-    finally:
-        await store.close()
     lacking = int(log.missing.sum())
     assert (len(log), lacking) == (requests, 0), f"{len(log)} rows, {lacking} without a Guardian"  # a retry continues
     return log

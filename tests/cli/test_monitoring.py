@@ -46,12 +46,9 @@ def written(story, name="decisions.sqlite"):
 
     async def work():
         secret = ProjectSecret.find()
-        store = await open_store(name, keys=secret.record_keys)
-        try:
+        async with await open_store(name, keys=secret.record_keys) as store:
             await story(store)
             await integrity.seal(store, everything=True)
-        finally:
-            await store.close()
 
     asyncio.run(work())
 

@@ -27,16 +27,13 @@ def test_the_console_is_filled_once_with_traffic_audits_and_an_alarm(tmp_path, m
     places = []
 
     async def read():
-        store = await open_record(read_config(path))
-        try:
+        async with await open_record(read_config(path)) as store:
             await events.fold_tallies(store)
             versions = {one.name: one for one in await store.run(policies.active)}
             feed = GradingFeed(store, read_config(path), ProjectSecret.find().keys[0])
             await feed.run_once()  # as a gateway does that is started later
             places.append(await store.run(reviews.open_places))
             return versions, {one.policy: one for one in await store.run(events.tallies, since=0.0)}
-        finally:
-            await store.close()
 
     call = example_call(read_config(path), "http://here", keyed=False)
     assert '"model": "science"' in call  # which has a guarantee

@@ -211,11 +211,8 @@ class House:
         """Open the record beside the gateway, as the command line does, and use it."""
 
         async def opened():
-            store = await open_record(self.config)
-            try:
+            async with await open_record(self.config) as store:
                 return await use(store)
-            finally:
-                await store.close()
 
         return self.run(opened())
 

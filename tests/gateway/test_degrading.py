@@ -45,8 +45,7 @@ async def run(url, decisions):
 
 
 async def ledger_of(where):
-    store = await open_store(where, keys=OURS.record_keys)
-    try:
+    async with await open_store(where, keys=OURS.record_keys) as store:
         [one] = await store.run(ledger.ledgers, "support")
         rows = await store.run(ledger.changes, one.key, 0)
         return (
@@ -55,8 +54,6 @@ async def ledger_of(where):
             await store.run(policies.notices),
             await integrity.verify(store),
         )
-    finally:
-        await store.close()
 
 
 async def test_a_primary_three_times_as_bad_is_red_in_time_and_decides_nothing_afterwards(where, tmp_path):

@@ -62,13 +62,10 @@ def recorded(tmp_path, monkeypatch):
 
     def run(use, events=menu_events):
         async def filled():
-            store = await open_store(str(tmp_path / f"{new_id()}.db"))
-            try:
+            async with await open_store(str(tmp_path / f"{new_id()}.db")) as store:
                 for k in range(100):
                     await store.run(stored_events.commit, list(events(k, new_id())))
                 return await use(store)
-            finally:
-                await store.close()
 
         return asyncio.run(filled())
 

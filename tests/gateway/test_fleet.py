@@ -174,12 +174,12 @@ def secret(monkeypatch):
 
 
 async def versions_of(folder, **options):
-    async with application(read_config(folder / "arbitrage.toml"), **options):
-        store = await open_store(read_config(folder / "arbitrage.toml").gateway.database, keys=OURS.record_keys)
-        try:
-            return [version.version for version in await store.run(policies.active)]
-        finally:
-            await store.close()
+    config = read_config(folder / "arbitrage.toml")
+    async with (
+        application(config, **options),
+        await open_store(config.gateway.database, keys=OURS.record_keys) as store,
+    ):
+        return [version.version for version in await store.run(policies.active)]
 
 
 def test_a_job_brings_the_database_to_a_configuration_and_gateways_change_nothing(folder, secret):

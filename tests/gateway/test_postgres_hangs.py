@@ -163,11 +163,8 @@ def test_a_role_with_synchronous_commit_off_loses_no_acknowledged_decision_in_a_
         return ids
 
     async def left():
-        store = await open_store(url)
-        try:
+        async with await open_store(url) as store:
             return {record.id for record in await store.run(pages.records, limit=1000)}, await integrity.verify(store)
-        finally:
-            await store.close()
 
     ids = asyncio.run(committed())
     own_server.ensure_postgres_running()

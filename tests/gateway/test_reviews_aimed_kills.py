@@ -208,11 +208,8 @@ async def kills(where, folder, *, survivor):
                 await asyncio.wait_for(killed, 120)
         finally:
             await story.stop()
-    store = await open_store(where, keys=OURS.record_keys)
-    try:
+    async with await open_store(where, keys=OURS.record_keys) as store:
         return story, await all_records(store), await integrity.verify(store)
-    finally:
-        await store.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "two gateways on postgres"])

@@ -57,12 +57,9 @@ lease = 5
 
 async def new_key(where, scope, label):
     secret = f"arb-{new_id()}"
-    store = await open_store(where, keys=OURS.record_keys)
-    try:
+    async with await open_store(where, keys=OURS.record_keys) as store:
         sha256 = hashlib.sha256(secret.encode()).hexdigest()
         await store.run(keys.create, id=label, sha256=sha256, scope=scope, label=label)
-    finally:
-        await store.close()
     return {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
 
 
@@ -137,11 +134,8 @@ async def story(folder, where):
         await asyncio.wait_for(asyncio.gather(*calling), 120)
         crowd.closing = True
         await asyncio.gather(*voting)
-    store = await open_store(where, keys=OURS.record_keys)
-    try:
+    async with await open_store(where, keys=OURS.record_keys) as store:
         return crowd, await all_records(store), await integrity.verify(store)
-    finally:
-        await store.close()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -239,12 +239,9 @@ def check_replies(replies):
 
 
 async def check_record(url, replies):
-    store = await open_store(url, keys=OURS.record_keys)
-    try:
+    async with await open_store(url, keys=OURS.record_keys) as store:
         records, faults = await all_records(store), await integrity.verify(store)
         history = {version.version: version for version in await store.run(policies.history, "support")}
-    finally:
-        await store.close()
     assert faults == []
     assert decisions_by_name(records) == {name: 1 for name, *_ in replies}
     alphas = {number: said(version.certificate, "alpha") for number, version in history.items()}

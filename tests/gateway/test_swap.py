@@ -76,13 +76,10 @@ def enforced(store, rng, count=800):
 
 async def test_of_enforced_traffic_what_the_coin_drew_counts_and_not_what_a_deferral_showed(tmp_path):
     true = (1 - SURE) * LOSS_IF_UNSURE
-    store = await open_store(str(tmp_path / "decisions.db"))
-    try:
+    async with await open_store(str(tmp_path / "decisions.db")) as store:
         await enforced(store, np.random.default_rng(2))
         old, new = model_grades(await pair_log_of(store, "support"), "regret")
         records = await store.run(pages.records, pages.RecordFilter(policy="support"), limit=1000)
-    finally:
-        await store.close()
     known = [(record, all_guardian_scores(record)) for record in records]
     planted = [1 - scores[0] for _, scores in known if scores is not None]
     counted = old - new
@@ -93,8 +90,7 @@ async def test_of_enforced_traffic_what_the_coin_drew_counts_and_not_what_a_defe
 
 def test_of_a_session_that_requests_name_the_first_question_counts_and_stays(tmp_path):
     async def counted():
-        store = await open_store(str(tmp_path / "decisions.db"))
-        try:
+        async with await open_store(str(tmp_path / "decisions.db")) as store:
             ids, seen = [], []
             for named in ("talk", None, "talk", "talk", "other", None, "talk"):
                 ids.append(new_id())
@@ -105,8 +101,6 @@ def test_of_a_session_that_requests_name_the_first_question_counts_and_stays(tmp
                 await store.run(events.commit, [event])
                 seen.append((await pair_log_of(store, "support")).id.tolist())
             return ids, seen
-        finally:
-            await store.close()
 
     ids, seen = asyncio.run(counted())
     assert seen[-1] == [ids[k] for k in (0, 1, 4, 5)]

@@ -78,8 +78,7 @@ async def backed_up_under_load(where, backup):
 
 async def test_a_restored_backup_verifies_and_only_a_later_head_shows_what_is_missing(ways):
     early, late, restored = await backed_up_under_load(*ways)
-    store = await open_store(restored, keys=KEYS)
-    try:
+    async with await open_store(restored, keys=KEYS) as store:
         assert await integrity.verify(store) == []
         assert await integrity.verify(store, early) == []
         assert await integrity.verify(store, late) != []
@@ -89,5 +88,3 @@ async def test_a_restored_backup_verifies_and_only_a_later_head_shows_what_is_mi
         assert await integrity.verify(store, early) == []
         [policy] = await store.run(policies.active)
         assert policy.intact
-    finally:
-        await store.close()

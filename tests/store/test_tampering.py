@@ -52,22 +52,16 @@ async def filled(where, count=12, keys=KEYS):
 
 def verified(where, copy=None, keys=KEYS):
     async def check():
-        store = await open_store(where, keys=keys)
-        try:
+        async with await open_store(where, keys=keys) as store:
             return await integrity.verify(store, copy)
-        finally:
-            await store.close()
 
     return asyncio.run(check())
 
 
 def head_of(where):
     async def read():
-        store = await open_store(where, keys=KEYS)
-        try:
+        async with await open_store(where, keys=KEYS) as store:
             return await store.run(integrity.head)
-        finally:
-            await store.close()
 
     return asyncio.run(read())
 
@@ -184,11 +178,8 @@ def test_pruning_removes_no_trace_of_a_change(where):
 
 async def start(where):
     """Sign what is there, as a gateway does when it starts."""
-    store = await open_store(where, keys=KEYS)
-    try:
+    async with await open_store(where, keys=KEYS) as store:
         await integrity.seal(store, everything=True)
-    finally:
-        await store.close()
 
 
 @pytest.mark.parametrize("filling", [True, False], ids=["filled", "empty"])
@@ -433,11 +424,8 @@ def test_a_revoked_key_that_is_put_back_with_the_list_of_then_shows_against_a_co
     path, backup = str(tmp_path / "store.db"), tmp_path / "backup.db"
 
     async def with_key(act):
-        store = await open_store(path, keys=KEYS)
-        try:
+        async with await open_store(path, keys=KEYS) as store:
             return await act(store)
-        finally:
-            await store.close()
 
     create = {"id": "k1", "sha256": "0" * 64, "scope": "admin", "label": ""}
     asyncio.run(filled(path))

@@ -118,11 +118,8 @@ async def story(folder, relaxation):
                 async with asyncio.timeout(60):
                     while limit is None and run_sql(where, "select count(*) from audits") != [(0,)]:
                         await asyncio.sleep(0.2)
-    store = await open_store(where, keys=OURS.record_keys)
-    try:
+    async with await open_store(where, keys=OURS.record_keys) as store:
         return delivered, await all_records(store), await score_log_of(store, "p"), await integrity.verify(store)
-    finally:
-        await store.close()
 
 
 def loss(certificate):

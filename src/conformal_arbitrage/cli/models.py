@@ -141,11 +141,8 @@ def _installed(config: Config) -> list[PolicyVersion]:
     """Return the certificates in force in the gateway's database, if there is one; a warning if it cannot be read."""
 
     async def read() -> list[PolicyVersion]:
-        store = await open_store(database_of(config))
-        try:
+        async with await open_store(database_of(config)) as store:
             return await store.run(policies.active)
-        finally:
-            await store.close()
 
     try:
         return asyncio.run(read()) if config.policies and database_exists(config) else []

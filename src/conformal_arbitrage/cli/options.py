@@ -553,11 +553,8 @@ def with_store(
         )
 
     async def run() -> Value:
-        store = await open_record(read_config(config), migrating=migrating)
-        try:
+        async with await open_record(read_config(config), migrating=migrating) as store:
             return await use(store)
-        finally:
-            await store.close()
 
     return asyncio.run(run())
 

@@ -569,12 +569,9 @@ async def prepare(config: Config) -> Preparation:
         ArbitrageError: a certificate cannot be used with these models, or the database cannot be used.
     """
     check_policies(config)
-    store = await open_record(config)
-    try:
+    async with await open_record(config) as store:
         await integrity.seal(store, everything=True)
         key = await admit_first_key(store)
         policies = PolicyTable(config, store, pairs_of(Models(config, Extras(keyless=True))), ProjectSecret.find())
         installed = await install_files(config, store, policies.bind)
         return Preparation(schema=store.schema, key=key, installed=tuple(installed))
-    finally:
-        await store.close()

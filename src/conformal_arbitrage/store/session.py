@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -561,6 +561,12 @@ class Store(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Finish pending operations and release the connections."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
 
 class StoreView:
