@@ -124,9 +124,8 @@ def essays(home: Path) -> None:
     calibrate(log, 0.05, guardian_sees="all").sign(ProjectSecret.find()).save(home / "essays.json")
 
     async def keyed() -> None:
-        store = await open_store(database_of(config))
-        await store.run(keys.create, id="observer", sha256=digest(KEY + "-review"), scope="review", label="")
-        await store.close()
+        async with await open_store(database_of(config)) as store:
+            await store.run(keys.create, id="observer", sha256=digest(KEY + "-review"), scope="review", label="")
 
     asyncio.run(keyed())
 

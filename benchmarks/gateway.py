@@ -201,9 +201,8 @@ def prepared(folder: Path, url: str, database: str | None = None) -> None:
     calibrate(log, 0.05, guardian_sees="all").sign(ProjectSecret.find()).save(folder / "certificate.json")
 
     async def keyed() -> None:
-        store = await open_record(config)
-        await store.run(keys.create, id="benchmark", sha256=digest(KEY), scope="call", label="")
-        await store.close()
+        async with await open_record(config) as store:
+            await store.run(keys.create, id="benchmark", sha256=digest(KEY), scope="call", label="")
 
     asyncio.run(keyed())
 

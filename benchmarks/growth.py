@@ -230,17 +230,16 @@ def reading(folder: Path, records: int) -> dict[str, float]:
     from conformal_arbitrage.store.location import open_store
 
     async def work() -> float:
-        store = await open_store(folder / "record.sqlite")
-        for start in range(0, records, 2000):
-            await store.run(events.commit, [decision() for _ in range(min(2000, records - start))])
-        times: list[float] = []
-        before = None
-        for _ in range(50):
-            begun = time.perf_counter()
-            page = await store.run(pages.records, pages.RecordFilter(policy="support", before=before), limit=100)
-            times.append(time.perf_counter() - begun)
-            before = page[-1].id
-        await store.close()
+        async with await open_store(folder / "record.sqlite") as store:
+            for start in range(0, records, 2000):
+                await store.run(events.commit, [decision() for _ in range(min(2000, records - start))])
+            times: list[float] = []
+            before = None
+            for _ in range(50):
+                begun = time.perf_counter()
+                page = await store.run(pages.records, pages.RecordFilter(policy="support", before=before), limit=100)
+                times.append(time.perf_counter() - begun)
+                before = page[-1].id
         return float(np.median(times))
 
     return {"records": records, "page_ms": 1e3 * asyncio.run(work())}

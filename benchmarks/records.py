@@ -33,14 +33,13 @@ _BATCH = 1000
 
 async def fill(home: Path, rows: int) -> None:
     """Store many decisions of the benchmark's key, one in a thousand by a fallback."""
-    store = await open_store(database_of(read_config(home / "arbitrage.toml")))
-    for start in range(0, rows, _BATCH):
-        events = [
-            decision(policy="planets", key_id="benchmark", decided_by="fallback" if k % 1000 == 0 else "primary")
-            for k in range(start, min(start + _BATCH, rows))
-        ]
-        await store.run(stored_events.commit, events)
-    await store.close()
+    async with await open_store(database_of(read_config(home / "arbitrage.toml"))) as store:
+        for start in range(0, rows, _BATCH):
+            events = [
+                decision(policy="planets", key_id="benchmark", decided_by="fallback" if k % 1000 == 0 else "primary")
+                for k in range(start, min(start + _BATCH, rows))
+            ]
+            await store.run(stored_events.commit, events)
 
 
 class Reader(threading.Thread):

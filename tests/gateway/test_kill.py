@@ -135,9 +135,8 @@ async def test_a_gateway_that_is_killed_again_and_again_loses_nothing_and_decide
         callers = Callers(gateway, session)
         await rounds(gateway, callers)
         await audits_end(where)
-    store = await open_store(where, keys=OURS.record_keys)
-    records, faults = await all_records(store), await integrity.verify(store)
-    await store.close()
+    async with await open_store(where, keys=OURS.record_keys) as store:
+        records, faults = await all_records(store), await integrity.verify(store)
     check(callers, records, calls)
     assert faults == []
     assert run_sql(where, "select version from policies") == [(1,)]  # no restart installed it again

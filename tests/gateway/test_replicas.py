@@ -69,9 +69,8 @@ async def test_a_key_sent_to_two_gateways_at_once_is_one_decision_and_one_reply(
     replayed = [sum("x-arbitrage-replayed" in headers for _, headers, _ in pair) for pair in replies]
     assert replayed == [1] * KEYS
     assert again[2] == replies[0][0][2]
-    store = await open_store(where, keys=OURS.record_keys)
-    records, faults = await all_records(store), await integrity.verify(store)
-    await store.close()
+    async with await open_store(where, keys=OURS.record_keys) as store:
+        records, faults = await all_records(store), await integrity.verify(store)
     names = {f"n{k}": 1 for k in range(KEYS)}
     assert decisions_by_name(records) == names
     assert calls_by_name(calls) == names
@@ -95,9 +94,8 @@ async def test_the_claims_of_a_killed_gateway_are_taken_over_by_the_other(where,
     pairs = [(old, new) for old, new in zip(done, replies, strict=True) if not isinstance(old, Exception)]
     assert len(pairs) < len(names)
     assert [pair for pair in pairs if pair[0][2] != pair[1][2]] == []
-    store = await open_store(where, keys=OURS.record_keys)
-    records = await all_records(store)
-    await store.close()
+    async with await open_store(where, keys=OURS.record_keys) as store:
+        records = await all_records(store)
     assert decisions_by_name(records) == dict.fromkeys(names, 1)
 
 

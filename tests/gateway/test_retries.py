@@ -124,25 +124,24 @@ def test_a_live_stream_that_its_caller_left_has_one_reply_after_a_kill_too(house
 
 
 async def test_undelivered_decisions_are_handed_out_once_oldest_first_and_not_after_ten_minutes(where):
-    store = await open_store(where)
-    ids = await decide(store, 3)
-    assert abs(time_of(ids[0]) - time.time()) < 60
-    assert not store.has_undelivered
-    await store.run(events.commit, [], undelivered={ids[0]: "a", ids[1]: "a", ids[2]: "b"})
-    other = await open_store(where)
-    await other.change_count()
-    assert other.has_undelivered
-    taken = await asyncio.gather(*(one.run(claims.take_undelivered, "a") for one in (store, other, store)))
-    assert sorted(filter(None, taken)) == sorted(ids[:2])
-    assert await other.run(claims.take_undelivered, "none of these") is None
-    run_sql(where, "update undelivered set expires = 1")
-    assert await other.run(claims.take_undelivered, "b") is None
-    run_sql(where, "update changes set undelivered_until = 1")
-    await integrity.sweep(store)
-    await other.change_count()
-    assert not other.has_undelivered
-    assert run_sql(where, "select count(*) from undelivered") == [(0,)]
-    await store.close()
+    async with await open_store(where) as store:
+        ids = await decide(store, 3)
+        assert abs(time_of(ids[0]) - time.time()) < 60
+        assert not store.has_undelivered
+        await store.run(events.commit, [], undelivered={ids[0]: "a", ids[1]: "a", ids[2]: "b"})
+        other = await open_store(where)
+        await other.change_count()
+        assert other.has_undelivered
+        taken = await asyncio.gather(*(one.run(claims.take_undelivered, "a") for one in (store, other, store)))
+        assert sorted(filter(None, taken)) == sorted(ids[:2])
+        assert await other.run(claims.take_undelivered, "none of these") is None
+        run_sql(where, "update undelivered set expires = 1")
+        assert await other.run(claims.take_undelivered, "b") is None
+        run_sql(where, "update changes set undelivered_until = 1")
+        await integrity.sweep(store)
+        await other.change_count()
+        assert not other.has_undelivered
+        assert run_sql(where, "select count(*) from undelivered") == [(0,)]
     await other.close()
 
 

@@ -287,10 +287,9 @@ def test_kill_9_while_a_message_is_sent_loses_none(database, request, tmp_path):
                 await gateway.start()
                 while len(receiver.messages) < 2:
                     await asyncio.sleep(0.02)
-                store = await open_store(where, keys=OURS.record_keys)
-                while not (listed := await store.run(outbox.deliveries))[0].done:
-                    await asyncio.sleep(0.05)
-                await store.close()
+                async with await open_store(where, keys=OURS.record_keys) as store:
+                    while not (listed := await store.run(outbox.deliveries))[0].done:
+                        await asyncio.sleep(0.05)
             return listed
 
         [one] = asyncio.run(asyncio.wait_for(story(), 300))

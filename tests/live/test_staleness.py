@@ -25,9 +25,8 @@ POLICY = "\n[policies.support]\nmode = 'shadow'\n"
 
 def install(folder, document):
     async def run():
-        store = await open_store(folder / "arbitrage.sqlite")
-        await store.run(policies.install, "support", document, by="test")
-        await store.close()
+        async with await open_store(folder / "arbitrage.sqlite") as store:
+            await store.run(policies.install, "support", document, by="test")
 
     asyncio.run(run())
 

@@ -85,41 +85,41 @@ async def reply(store, id):
 
 async def fill(where):
     """Fill a database; return the decision that everything is about."""
-    store = await open_store(where, keys=KEYS, webhooks={"hook": ["certificate.installed"]})
-    await store.run(integrity.note_secret, OURS.id)
-    await integrity.seal(store, everything=True)
-    for id, scope in (("caller", "call"), ("boss", "admin")):
-        await store.run(keys.create, id=id, sha256=id[0] * 64, scope=scope, label="", policies=["support"])
-    await store.run(keys.sign_in, "5" * 64, "boss", seconds=600)
-    await store.execute("write", lambda session: session.run("insert into probes (id, body) values ('p', ?)", b"x"))
-    await store.run(policies.note_configured, "support", "0" * 64)
-    for alpha in (0.05, 0.1, 0.2):
-        await store.run(policies.install, "support", {"alpha": alpha}, by="boss")
-    await decide(store, 3)
-    await integrity.seal(store)
-    await integrity.prune(store, before=time.time() + 1)  # which leaves a checkpoint
-    await store.run(policies.exclude, "support", "caller", reason="hostile", by="boss")
-    alarm = AlarmBody(
-        version=3, lifts=0, identities_sha256="i", cause="losses", audits=9, known=9, missing=0, line=0.1, log_evidence=9.0
-    )  # fmt: skip
-    assert await store.run(policies.raise_alarm, "support", alarm)
-    id = new_id()
-    await record(store, id)
-    await decide(store, 2)
-    for name in (new_id(), new_id()):  # so that the outcome of one is known
-        row = NewRow(key=LEDGER, drawn=time.time(), due=time.time() + 60, loss=0.25)
-        audit = Audit(id=name, policy="support", question=MenuQuestion(context=WORD, actions=("a",)), row=row)
-        body = replace(BODY, audited=True, version=2, identities_sha256="i", ledger=(0, ""))
-        await store.run(events.commit, [decision(name, body)], audits=[audit])
-    await store.run(ledger.settle, [Settlement(id=id, news=1, at=time.time(), loss=0.5, served=1.0)])
-    await reply(store, id)
-    await store.run(claims.settle_conversation, Conversation("caller", "support", "s", id, "primary", 1), idle=60)
-    await store.run(claims.reserve, "money", 5, limit=10, seconds=60)
-    await events.fold_tallies(store)
-    await events.gather_rows(store)
-    news = await store.run(reviews.grading_news, "support")
-    assert await store.run(reviews.put_grading, "support", news, items=[], events=[], graded=[])
-    assert (await store.run(outbox.deliveries))[0].intact
-    assert await integrity.verify(store) == []
-    await store.close()
+    async with await open_store(where, keys=KEYS, webhooks={"hook": ["certificate.installed"]}) as store:
+        await store.run(integrity.note_secret, OURS.id)
+        await integrity.seal(store, everything=True)
+        for id, scope in (("caller", "call"), ("boss", "admin")):
+            await store.run(keys.create, id=id, sha256=id[0] * 64, scope=scope, label="", policies=["support"])
+        await store.run(keys.sign_in, "5" * 64, "boss", seconds=600)
+        await store.execute("write", lambda session: session.run("insert into probes (id, body) values ('p', ?)", b"x"))
+        await store.run(policies.note_configured, "support", "0" * 64)
+        for alpha in (0.05, 0.1, 0.2):
+            await store.run(policies.install, "support", {"alpha": alpha}, by="boss")
+        await decide(store, 3)
+        await integrity.seal(store)
+        await integrity.prune(store, before=time.time() + 1)  # which leaves a checkpoint
+        await store.run(policies.exclude, "support", "caller", reason="hostile", by="boss")
+        alarm = AlarmBody(
+            version=3, lifts=0, identities_sha256="i", cause="losses", audits=9, known=9, missing=0, line=0.1,
+            log_evidence=9.0,
+        )  # fmt: skip
+        assert await store.run(policies.raise_alarm, "support", alarm)
+        id = new_id()
+        await record(store, id)
+        await decide(store, 2)
+        for name in (new_id(), new_id()):  # so that the outcome of one is known
+            row = NewRow(key=LEDGER, drawn=time.time(), due=time.time() + 60, loss=0.25)
+            audit = Audit(id=name, policy="support", question=MenuQuestion(context=WORD, actions=("a",)), row=row)
+            body = replace(BODY, audited=True, version=2, identities_sha256="i", ledger=(0, ""))
+            await store.run(events.commit, [decision(name, body)], audits=[audit])
+        await store.run(ledger.settle, [Settlement(id=id, news=1, at=time.time(), loss=0.5, served=1.0)])
+        await reply(store, id)
+        await store.run(claims.settle_conversation, Conversation("caller", "support", "s", id, "primary", 1), idle=60)
+        await store.run(claims.reserve, "money", 5, limit=10, seconds=60)
+        await events.fold_tallies(store)
+        await events.gather_rows(store)
+        news = await store.run(reviews.grading_news, "support")
+        assert await store.run(reviews.put_grading, "support", news, items=[], events=[], graded=[])
+        assert (await store.run(outbox.deliveries))[0].intact
+        assert await integrity.verify(store) == []
     return id

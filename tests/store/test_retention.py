@@ -62,12 +62,11 @@ def leaves(where):
 
 
 async def erase(where, id):
-    store = await open_store(where, keys=KEYS)
-    assert await integrity.erase(store, id)
-    erased = await store.run(pages.record, id)
-    faults = await integrity.verify(store)
-    left = files(where) if "://" not in where else b""  # while it is open
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        assert await integrity.erase(store, id)
+        erased = await store.run(pages.record, id)
+        faults = await integrity.verify(store)
+        left = files(where) if "://" not in where else b""  # while it is open
     return erased, faults, left
 
 
@@ -91,12 +90,11 @@ def test_erasing_a_decision_leaves_no_word_and_no_name_of_it(where):
 
 
 async def prune(where):
-    store = await open_store(where, keys=KEYS)
-    [verdict] = await store.run(reviews.due) or [None]
-    assert verdict is None
-    await integrity.prune(store, before=time.time() + 10)
-    left = files(where) if "://" not in where else b""
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        [verdict] = await store.run(reviews.due) or [None]
+        assert verdict is None
+        await integrity.prune(store, before=time.time() + 10)
+        left = files(where) if "://" not in where else b""
     return left
 
 
@@ -132,16 +130,17 @@ def test_pruning_empties_every_table_that_does_not_say_why_it_is_kept(where):
 
 async def test_no_byte_of_many_pruned_decisions_is_left_in_the_files_while_others_are_written(tmp_path):
     where = str(tmp_path / "store.db")
-    store = await open_store(where, keys=KEYS)
-    for k in range(60):
-        texts = f"{WORD} {k} " * (1 + 37 * k % 400)
-        body = DecisionBody(action=1, mode="enforce", form="menu", size=2, content=Content(context=texts, answer=texts))
-        await decide(store, 1 + k % 3, body=body)
-    await integrity.prune(store, before=time.time() + 10)
-    kept = DecisionBody(action=1, mode="enforce", form="menu", size=2, content=Content(context="kept"))
-    await decide(store, 30, body=kept)
-    await integrity.prune(store, before=time.time() - 100)
-    left = files(where)
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        for k in range(60):
+            texts = f"{WORD} {k} " * (1 + 37 * k % 400)
+            body = DecisionBody(
+                action=1, mode="enforce", form="menu", size=2, content=Content(context=texts, answer=texts)
+            )
+            await decide(store, 1 + k % 3, body=body)
+        await integrity.prune(store, before=time.time() + 10)
+        kept = DecisionBody(action=1, mode="enforce", form="menu", size=2, content=Content(context="kept"))
+        await decide(store, 30, body=kept)
+        await integrity.prune(store, before=time.time() - 100)
+        left = files(where)
     assert b"kept" in left
     assert left.count(WORD.encode()) == 0

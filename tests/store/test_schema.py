@@ -28,10 +28,9 @@ def as_release(patch, steps, additive=ADDITIVE):
 
 def opened_by_next_release(where, monkeypatch, additive):
     async def story():
-        store = await open_store(where)
-        await decide(store, 2)
-        schema = store.schema
-        await store.close()
+        async with await open_store(where) as store:
+            await decide(store, 2)
+            schema = store.schema
         return schema
 
     with monkeypatch.context() as patch:
@@ -50,11 +49,10 @@ def test_a_release_works_with_the_tables_of_the_next_one_if_these_were_only_adde
 
 async def written(where, count, **options):
     """Record decisions; return how many there are then, after a check of the chains."""
-    store = await open_store(where, **options)
-    await decide(store, count)
-    total = len(await store.run(pages.records))
-    assert await integrity.verify(store) == []
-    await store.close()
+    async with await open_store(where, **options) as store:
+        await decide(store, count)
+        total = len(await store.run(pages.records))
+        assert await integrity.verify(store) == []
     return total
 
 
@@ -95,21 +93,20 @@ def step_on_events(session):
 async def test_a_migration_that_waits_for_a_backup_does_not_keep_decisions_waiting(postgres, monkeypatch):
     psycopg = pytest.importorskip("psycopg")
     waiting = "select 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    store = await open_store(postgres)
-    with psycopg.connect(postgres) as backup, psycopg.connect(postgres, autocommit=True) as other:
-        backup.execute("lock table events in access share mode")  # as pg_dump has on every table
-        as_release(monkeypatch, (*MIGRATIONS, step_on_events))
-        migrating = asyncio.create_task(asyncio.to_thread(PostgresStore, postgres))
-        while not other.execute(waiting).fetchall():
-            assert not migrating.done()
-            await asyncio.sleep(0.01)
+    async with await open_store(postgres) as store:
+        with psycopg.connect(postgres) as backup, psycopg.connect(postgres, autocommit=True) as other:
+            backup.execute("lock table events in access share mode")  # as pg_dump has on every table
+            as_release(monkeypatch, (*MIGRATIONS, step_on_events))
+            migrating = asyncio.create_task(asyncio.to_thread(PostgresStore, postgres))
+            while not other.execute(waiting).fetchall():
+                assert not migrating.done()
+                await asyncio.sleep(0.01)
+            await decide(store)
+            backup.rollback()
+            later = await migrating
         await decide(store)
-        backup.rollback()
-        later = await migrating
-    await decide(store)
-    schema, total = later.schema, len(await store.run(pages.records))
-    await later.close()
-    await store.close()
+        schema, total = later.schema, len(await store.run(pages.records))
+        await later.close()
     assert (schema.version, total) == (len(MIGRATIONS) + 1, 2)
 
 

@@ -33,21 +33,20 @@ LAST = "select writer from events group by writer order by count(*) desc limit 1
 
 async def filled(where, count=12, keys=KEYS):
     """A store that holds some of everything, closed again, as a gateway leaves it."""
-    store = await open_store(where, keys=keys)
-    await integrity.seal(store, everything=True)
-    await store.run(events.commit, [decision() for _ in range(count)])
-    [id] = await decide(store)
-    await store.run(events.commit, [later(id, FeedbackBody(comment="well done"))])
-    for name in ("one", "two"):
-        claim = await store.run(claims.take, "k1", name, "0" * 64, lease=9)
-        if isinstance(claim, SavedResponse):
-            continue
-        reply = SavedResponse(status=200, headers={"a": "b"}, body=f"reply {name}".encode())
-        await store.run(events.commit, [decision()], claim=claim, response=reply)
-    await store.run(policies.install, "support", {"alpha": 0.05}, by="k1")
-    await store.run(policies.install, "support", {"alpha": 0.1}, by="k1")
-    await store.run(policies.install, "sales", {"alpha": 0.2}, by="k1")
-    await store.close()
+    async with await open_store(where, keys=keys) as store:
+        await integrity.seal(store, everything=True)
+        await store.run(events.commit, [decision() for _ in range(count)])
+        [id] = await decide(store)
+        await store.run(events.commit, [later(id, FeedbackBody(comment="well done"))])
+        for name in ("one", "two"):
+            claim = await store.run(claims.take, "k1", name, "0" * 64, lease=9)
+            if isinstance(claim, SavedResponse):
+                continue
+            reply = SavedResponse(status=200, headers={"a": "b"}, body=f"reply {name}".encode())
+            await store.run(events.commit, [decision()], claim=claim, response=reply)
+        await store.run(policies.install, "support", {"alpha": 0.05}, by="k1")
+        await store.run(policies.install, "support", {"alpha": 0.1}, by="k1")
+        await store.run(policies.install, "sales", {"alpha": 0.2}, by="k1")
 
 
 def verified(where, copy=None, keys=KEYS):
@@ -141,17 +140,16 @@ def test_everything_removed_shows_against_a_copy_and_a_forged_copy_shows_too(whe
 
 def test_pruned_and_erased_records_verify_also_against_an_older_copy(where):
     async def story():
-        store = await open_store(where, keys=KEYS)
-        ids = await decide(store, 3)
-        await store.run(events.commit, [later(ids[0], FeedbackBody(comment="secret"))])
-        copy = await store.run(integrity.head)
-        assert await integrity.erase(store, ids[0])
-        assert await integrity.verify(store, copy) == []
-        await integrity.prune(store, before=time.time() + 1)
-        await integrity.seal(store)
-        assert await integrity.verify(store, copy) == []
-        await decide(store, 3)
-        await store.close()
+        async with await open_store(where, keys=KEYS) as store:
+            ids = await decide(store, 3)
+            await store.run(events.commit, [later(ids[0], FeedbackBody(comment="secret"))])
+            copy = await store.run(integrity.head)
+            assert await integrity.erase(store, ids[0])
+            assert await integrity.verify(store, copy) == []
+            await integrity.prune(store, before=time.time() + 1)
+            await integrity.seal(store)
+            assert await integrity.verify(store, copy) == []
+            await decide(store, 3)
         return copy
 
     asyncio.run(filled(where))
@@ -165,9 +163,8 @@ def test_pruning_removes_no_trace_of_a_change(where):
     run_sql(where, TOMBSTONE + "where seq in (1, 2)")
 
     async def prune():
-        store = await open_store(where, keys=KEYS)
-        await integrity.prune(store, before=1000)
-        await store.close()
+        async with await open_store(where, keys=KEYS) as store:
+            await integrity.prune(store, before=1000)
 
     asyncio.run(prune())
     faults = verified(where)
@@ -244,18 +241,17 @@ FORGED_KEYS = {
 
 @pytest.mark.parametrize("name", FORGED_KEYS)
 async def test_a_key_that_was_inserted_or_edited_does_not_work_and_is_named(where, name, caplog):
-    store = await open_store(where, keys=KEYS)
-    scoped = {"scope": "call", "label": "shop", "policies": ["support"]}
-    await store.run(stored_keys.create, id="caller", sha256=CALL, expires=time.time() + 60, **scoped)
-    await store.run(stored_keys.create, id="revoked", sha256="d" * 64, scope="admin", label="")
-    await store.run(stored_keys.revoke, "revoked")
-    assert (await store.run(stored_keys.find, CALL)).policies == ("support",)
-    assert await integrity.verify(store) == []
-    run_sql(where, FORGED_KEYS[name])
-    works = [await store.run(stored_keys.find, digest) for digest in (CALL, "c" * 64, "d" * 64)]
-    shown = {key.id: key.intact for key in await store.run(stored_keys.list_all)}
-    faults = await integrity.verify(store)
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        scoped = {"scope": "call", "label": "shop", "policies": ["support"]}
+        await store.run(stored_keys.create, id="caller", sha256=CALL, expires=time.time() + 60, **scoped)
+        await store.run(stored_keys.create, id="revoked", sha256="d" * 64, scope="admin", label="")
+        await store.run(stored_keys.revoke, "revoked")
+        assert (await store.run(stored_keys.find, CALL)).policies == ("support",)
+        assert await integrity.verify(store) == []
+        run_sql(where, FORGED_KEYS[name])
+        works = [await store.run(stored_keys.find, digest) for digest in (CALL, "c" * 64, "d" * 64)]
+        shown = {key.id: key.intact for key in await store.run(stored_keys.list_all)}
+        faults = await integrity.verify(store)
     forged = {"inserted": "new", "no longer revoked": "revoked", "renamed": "other"}.get(name, "caller")
     assert all(key is None or (key.id != forged and key.intact) for key in works)
     assert [id for id, intact in shown.items() if not intact] == [forged]
@@ -264,35 +260,33 @@ async def test_a_key_that_was_inserted_or_edited_does_not_work_and_is_named(wher
 
 
 async def test_a_key_from_before_it_was_revoked_does_not_work_and_a_deleted_one_is_missed(where):
-    store = await open_store(where, keys=KEYS)
-    assert not await store.run(stored_keys.exist)
-    await store.run(stored_keys.create, id="caller", sha256=CALL, scope="call", label="")
-    [(seal,)] = run_sql(where, "select seal from keys")
-    await store.run(stored_keys.revoke, "caller")
-    run_sql(where, f"update keys set revoked = null, seal = '{seal}'")
-    assert await store.run(stored_keys.find, CALL) is None
-    await store.run(stored_keys.revoke, "caller")  # which does not vouch for it
-    assert not (await store.run(stored_keys.list_all))[0].intact
-    run_sql(where, "delete from keys")
-    assert await store.run(stored_keys.exist), "or everybody would be let in without one"
-    faults = await integrity.verify(store)
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        assert not await store.run(stored_keys.exist)
+        await store.run(stored_keys.create, id="caller", sha256=CALL, scope="call", label="")
+        [(seal,)] = run_sql(where, "select seal from keys")
+        await store.run(stored_keys.revoke, "caller")
+        run_sql(where, f"update keys set revoked = null, seal = '{seal}'")
+        assert await store.run(stored_keys.find, CALL) is None
+        await store.run(stored_keys.revoke, "caller")  # which does not vouch for it
+        assert not (await store.run(stored_keys.list_all))[0].intact
+        run_sql(where, "delete from keys")
+        assert await store.run(stored_keys.exist), "or everybody would be let in without one"
+        faults = await integrity.verify(store)
     assert faults == ["key caller: it was removed; the signed list has it"]
 
 
 async def test_a_sign_in_that_was_inserted_or_edited_is_none(where):
-    store = await open_store(where, keys=KEYS)
-    for id, digest in (("boss", ADMIN), ("other", CALL)):
-        await store.run(stored_keys.create, id=id, sha256=digest, scope="admin", label="")
-    await store.run(stored_keys.sign_in, "1" * 64, "other", seconds=60)
-    assert (await store.run(stored_keys.find_sign_in, "1" * 64)).key_id == "other"
-    run_sql(where, "insert into sign_ins (sha256, key_id, created, seen, expires, seal) "
-                   f"select '{'2' * 64}', 'boss', created, seen, expires, seal from sign_ins")  # fmt: skip
-    assert await store.run(stored_keys.find_sign_in, "2" * 64) is None
-    run_sql(where, "update sign_ins set key_id = 'boss'")
-    assert await store.run(stored_keys.find_sign_in, "1" * 64) is None
-    faults = await integrity.verify(store)
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        for id, digest in (("boss", ADMIN), ("other", CALL)):
+            await store.run(stored_keys.create, id=id, sha256=digest, scope="admin", label="")
+        await store.run(stored_keys.sign_in, "1" * 64, "other", seconds=60)
+        assert (await store.run(stored_keys.find_sign_in, "1" * 64)).key_id == "other"
+        run_sql(where, "insert into sign_ins (sha256, key_id, created, seen, expires, seal) "
+                       f"select '{'2' * 64}', 'boss', created, seen, expires, seal from sign_ins")  # fmt: skip
+        assert await store.run(stored_keys.find_sign_in, "2" * 64) is None
+        run_sql(where, "update sign_ins set key_id = 'boss'")
+        assert await store.run(stored_keys.find_sign_in, "1" * 64) is None
+        faults = await integrity.verify(store)
     assert faults == ["a sign-in to the console with key 'boss' is not what was written"]
 
 
@@ -302,15 +296,14 @@ def test_a_changed_reply_is_not_sent_and_a_rotated_secret_still_verifies(where):
             "update replays set body = 'x'::bytea where name = 'one'")  # fmt: skip
 
     async def story():
-        store = await open_store(where, keys=(b"n" * 32, *KEYS))
-        with pytest.raises(Exception, match="was changed"):
-            await store.run(claims.take, "k1", "one", "0" * 64, lease=1)
-        assert isinstance(await store.run(claims.take, "k1", "two", "0" * 64, lease=1), SavedResponse)
-        assert isinstance(await store.run(claims.take, "k1", "three", "0" * 64, lease=1), Claim)
-        await decide(store, 3)
-        await integrity.seal(store)
-        faults = await integrity.verify(store)
-        await store.close()
+        async with await open_store(where, keys=(b"n" * 32, *KEYS)) as store:
+            with pytest.raises(Exception, match="was changed"):
+                await store.run(claims.take, "k1", "one", "0" * 64, lease=1)
+            assert isinstance(await store.run(claims.take, "k1", "two", "0" * 64, lease=1), SavedResponse)
+            assert isinstance(await store.run(claims.take, "k1", "three", "0" * 64, lease=1), Claim)
+            await decide(store, 3)
+            await integrity.seal(store)
+            faults = await integrity.verify(store)
         return faults
 
     assert asyncio.run(story()) == ["the response under the idempotency key 'one' was changed"]
@@ -318,14 +311,13 @@ def test_a_changed_reply_is_not_sent_and_a_rotated_secret_still_verifies(where):
 
 
 async def test_an_open_audit_keeps_its_question_and_is_pruned_once_closed(where):
-    store = await open_store(where, keys=KEYS)
-    [id] = await decide(store)
-    question = MenuQuestion(context="?", actions=("a", "b"))
-    await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=question)])
-    assert await integrity.prune(store, before=time.time() + 1) == 0
-    [audit] = await store.run(outbox.take_audits, limit=1, lease=1)
-    assert audit.question == question
-    await store.close()
+    async with await open_store(where, keys=KEYS) as store:
+        [id] = await decide(store)
+        question = MenuQuestion(context="?", actions=("a", "b"))
+        await store.run(events.commit, [], audits=[Audit(id=id, policy="support", question=question)])
+        assert await integrity.prune(store, before=time.time() + 1) == 0
+        [audit] = await store.run(outbox.take_audits, limit=1, lease=1)
+        assert audit.question == question
 
 
 async def served(path, count, kill):
