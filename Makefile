@@ -7,7 +7,7 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
 AT_LENGTH := -m 'not live' -o faulthandler_timeout=0
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo demo-serve shots test proof coverage test-live test-clients test-ecosystem test-routellm lint bench bench-compare bench-promises bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
+.PHONY: help demo demo-serve shots test proof coverage test-live test-clients test-ecosystem test-routellm lint bench bench-compare bench-promises bench-batch bench-candidates bench-live bench-gateway bench-monitoring bench-learned bench-cascades bench-connections bench-records bench-lm-eval soak alarms reviews-kills nightly release sbom docs clean
 
 demo: .venv/.installed  ## a tour on bundled real data
 	$(BIN)/arbitrage demo --out demo
@@ -75,6 +75,9 @@ bench-compare: .venv/.installed .venv-mapie/.installed  ## the rules of docs/com
 # DATA names a folder with other tables; the page keeps what it has of those that are not there.
 bench-promises: .venv/.installed-dev  ## docs/bench.md: promises beside published figures, on tables of others (DATA)
 	$(BIN)/python -m benchmarks.promises $(DATA) $(BENCH)
+
+bench-batch: .venv/.installed  ## drawing from and certifying ten million items, against one scan of their file
+	$(BIN)/python -m benchmarks.batch $(BENCH)
 
 bench-candidates: .venv/.installed-live  ## several answers of a real model as a confidence
 	$(BIN)/python -m benchmarks.candidates $(BENCH)

@@ -161,6 +161,7 @@ def check_shares(error: Number, confidence: Number) -> tuple[Fraction, Fraction]
 _MOST_DRAWN: Final = 100
 """Steps of the figure."""
 _UNKNOWN: Final = np.nan
+_ROWS_AT_ONCE: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -213,8 +214,13 @@ class BatchLabels:
         n = len(self.risk)
         said = np.full(n, -1.0)
         said[self.draw.rows] = np.where(np.isnan(self.wrong), 2.0, self.wrong)
-        columns = [np.where(self.labelled, self.risk, 0.0), self.labelled.astype(np.float64), said]
-        return log_digest(n, sum_of_hashes(12, np.arange(n + 1), columns, None))
+        total = 0
+        for start in range(0, n, _ROWS_AT_ONCE):
+            rows = slice(start, min(start + _ROWS_AT_ONCE, n))
+            given = self.labelled[rows]
+            columns = [np.where(given, self.risk[rows], 0.0), given.astype(np.float64), said[rows]]
+            total += sum_of_hashes(12, np.arange(len(given) + 1), columns, None)
+        return log_digest(n, total)
 
 
 def certify_batch(
@@ -368,7 +374,7 @@ def find_cutoff(labels: BatchLabels, wrong: Integers, limit: int, allowed: int) 
             wrong_at=wrong_at,
             learned=labels.learned,
         )
-    least = _item_at(labels, np.flatnonzero(pile), allowed)
+    least = _item_at(labels, pile, allowed)
     cuts = np.array([least] if limit < 0 else [least, order[limit]])
     at, tie = max(zip(risk[cuts].tolist(), labels.ties(cuts).tolist(), strict=True))
     kept = int(labels.kept(Cutoff(keeps="below", risk=at, tie=tie, kept=0)).sum())
@@ -377,11 +383,12 @@ def find_cutoff(labels: BatchLabels, wrong: Integers, limit: int, allowed: int) 
     return Cutoff(keeps="below", risk=at, tie=tie, kept=kept, wrong_at=wrong_at, learned=labels.learned)
 
 
-def _item_at(labels: BatchLabels, items: Integers, place: int) -> int:
+def _item_at(labels: BatchLabels, items: Bools, place: int) -> int:
     """Return the item that stands at a place, from 0, among some items in the order of (risk, tie)."""
     risks = labels.risk[items]
-    value = np.partition(risks, place)[place]
-    equal = items[risks == value]
+    risks.partition(place)
+    value = risks[place]
+    equal = np.flatnonzero(items & (labels.risk == value))
     return int(equal[np.argsort(labels.ties(equal), kind="stable")][place - int((risks < value).sum())])
 
 
@@ -390,7 +397,9 @@ def _places(labels: BatchLabels, wrong: Integers) -> tuple[int, ...]:
     some = wrong[np.unique(np.linspace(0, len(wrong) - 1, min(len(wrong), _MOST_DRAWN)).astype(np.int64))]
     items = labels.labelled.copy()
     items[labels.draw.rows[: labels.draw.pilot]] = False
-    at = np.searchsorted(np.sort(labels.risk[items]), labels.risk[some])
+    risks = labels.risk[items]
+    risks.sort()
+    at = np.searchsorted(risks, labels.risk[some])
     return tuple(sorted({int(place) for place in at}))
 
 
@@ -583,7 +592,7 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
         pilot: read also what a score is learned from.
 
     Raises:
-        ScoreLogError: a column is absent, two items have one id, or a machine label has no confidence.
+        ScoreLogError: a column is absent, or a machine label has no confidence.
     """
     for name in columns.named:
         if name not in table.types:
@@ -592,15 +601,20 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
                 "(--answer-column, --confidence-column, --id-column, --truth-column)"
             )
     confidence, converted = read_confidence(table, columns.confidence)
-    answers = table.map_texts([columns.answer], lambda texts: (cell_hashes(texts), np.diff(texts.bounds) > 0))
-    labelled = np.concatenate([given for _, given in answers])
-    _refuse_unsure(table.source, columns, labelled & ~np.isfinite(confidence))
-    hashed = np.concatenate([hashes for hashes, _ in answers])
-    cells = {columns.answer: hashed, columns.confidence: cell_hashes(np.nan_to_num(confidence, copy=False))}
+    hashed, labelled = np.empty(table.rows, np.uint64), np.empty(table.rows, np.bool_)
+
+    def read_answers(rows: slice, texts: TextBytes) -> None:
+        hashed[rows], labelled[rows] = cell_hashes(texts), np.diff(texts.bounds) > 0
+
+    table.map_texts([columns.answer], read_answers)
+    unsure = ~np.isfinite(confidence)
+    _refuse_unsure(table.source, columns, labelled & unsure)
+    confidence[unsure] = 0
+    cells = {columns.answer: hashed, columns.confidence: cell_hashes(confidence)}
     if columns.id is not None:
-        cells[columns.id] = _id_hashes(table, columns.id)
+        cells[columns.id] = _text_hashes(table, [columns.id])
     features = _read_features(table, columns, cells) if pilot else None
-    hashes, risk = _row_hashes(list(cells.values())), 1 - confidence
+    hashes, risk = _row_hashes(list(cells.values())), np.subtract(1, confidence, out=confidence)
     risk[~labelled] = np.inf
     return BatchItems(
         risk=risk,
@@ -651,12 +665,20 @@ def _refuse_unsure(source: str, columns: BatchColumns, bad: Bools) -> None:
 
 def _text_hashes(table: ColumnReader, names: Sequence[str]) -> Words:
     """Return the hashes of columns as one text per row."""
-    return np.concatenate(table.map_texts(names, cell_hashes))
+    hashes = np.empty(table.rows, np.uint64)
+
+    def read(rows: slice, texts: TextBytes) -> None:
+        hashes[rows] = cell_hashes(texts)
+
+    table.map_texts(names, read)
+    return hashes
 
 
-def _id_hashes(table: ColumnReader, name: str) -> Words:
-    """Return the hashes of ids; refuse an empty one, and two that are the same."""
-    hashes = _text_hashes(table, [name])
+def _refuse_same_ids(table: ColumnReader, name: str | None, items: BatchItems) -> None:
+    """Refuse an item without an id, and two that have the same. After the draw the digest shows that there is none."""
+    hashes = items.ids
+    if name is None or hashes is None:
+        return
     if not all_distinct(hashes) or (hashes == cell_hashes(TextBytes.of(strings([""])))).any():
         seen: dict[str, int] = {}
         for row, id in enumerate(table.texts(name).tolist()):
@@ -667,7 +689,6 @@ def _id_hashes(table: ColumnReader, name: str) -> Words:
                 raise ScoreLogError(
                     f"{table.source}: rows {first + 1} and {row + 1} have the id {id!r} in '{name}'; make ids unique"
                 )
-    return hashes
 
 
 _MARKS: Final = 1000
@@ -703,7 +724,6 @@ def _smallest(hashes: Words, *, telling: bool = True) -> list[int]:
 
 _FEWEST: Final = 10
 """A score is learned from a pilot with so many wrong labels and right ones."""
-_ROWS_AT_ONCE: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -914,6 +934,7 @@ def draw_batch(
         _refuse_unordered(source, columns)
         _refuse_pilot(pilot, sample, columns)
         items = read_items(table, columns, pilot=pilot > 0)
+        _refuse_same_ids(table, columns.id, items)
     n = len(items.risk)
     if not 1 <= sample <= n:
         raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
@@ -1199,7 +1220,7 @@ class DrawnBatch:
         with open_items(self.source) as table:
             ids = [] if names.id is None else [names.id]
             tell(f"writing {KEPT}: {rule.kept} items")
-            table.copy_rows(folder / KEPT, kept, [*ids, names.answer, names.confidence], {})
+            table.copy_rows(folder / KEPT, kept, [*ids, names.answer], {})
             tell(f"writing {TODO}: {int(left.sum())} items")
             given, beside = "''" if names.truth is None else f"coalesce({quoted(names.truth)}::varchar, '')", None
             if (earlier := self._earlier(folder)) is not None:
@@ -1574,7 +1595,9 @@ def plan_batch(
     """
     share, level = check_shares(error, confidence)
     with open_items(source) as table:
-        items = read_items(table, columns or BatchColumns(id="id" if "id" in table.types else None), marked=False)
+        columns = columns or BatchColumns(id="id" if "id" in table.types else None)
+        items = read_items(table, columns, marked=False)
+        _refuse_same_ids(table, columns.id, items)
         if items.labelled.any() and items.risk[items.labelled].min() < 0:
             highest = 1 - float(items.risk[items.labelled].min())
             raise OptionError(

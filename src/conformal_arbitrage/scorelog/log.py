@@ -866,13 +866,17 @@ def grades(values: ArrayLike, name: str, *, high: float, source: str) -> Floats:
     if column is None or column.ndim != 1:
         raise ScoreLogError(f"{source}: column '{name}' must be a flat list of numbers; got {values!r:.80}")
     column = column.astype(np.float64)
+    _refuse_beyond(column, name, high, source)
+    return column
+
+
+def _refuse_beyond(column: Floats, name: str, high: float, source: str) -> None:
     bad = (column < 0) | (column > high)
     if bad.any():
         row = int(bad.argmax())
         top = "0 or more and finite" if high > 1 else "in [0, 1]"
         problem = f"{column[row]:g} must be {top}; rescale the column"
         raise ScoreLogError(f"{source}: row {row + 1}, column '{name}': {problem}")
-    return column
 
 
 def _read_cost(table: Table, role: str) -> Usage:
@@ -897,7 +901,8 @@ def read_confidence(table: ColumnReader, name: str) -> tuple[Floats, str | None]
     values = table.scalars(name, truths=True)
     if (values < 0).any() and not (values > 0).any():
         return np.exp(values), "log-probabilities"
-    return grades(values, name, high=LARGEST_SCORE, source=table.source), None
+    _refuse_beyond(values, name, LARGEST_SCORE, table.source)
+    return values, None
 
 
 # --- The rules of the format ---
@@ -1164,6 +1169,8 @@ def _places(bounds: Integers) -> Words:
 
 def _sums(words: Words, bounds: Integers) -> Words:
     """Return the sum of each row's words; rows may be empty."""
+    if len(words) == len(bounds) - 1 and (bounds[1:] > bounds[:-1]).all():
+        return words
     total = np.zeros(len(words) + 1, np.uint64)
     np.cumsum(words, out=total[1:])
     return total[bounds[1:]] - total[bounds[:-1]]

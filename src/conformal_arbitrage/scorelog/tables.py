@@ -64,14 +64,14 @@ class TextBytes:
     def strings(self) -> Strings:
         """Return the texts as one array."""
         array = np.empty(len(self), np.dtypes.StringDType())
-        for start, block in self._blocks():
+        for start, block in self.blocks():
             array[start : start + len(block)] = block._few(block.words())
         return array
 
     def ids(self) -> tuple[Strings, bool]:
         """Return the texts as one array, and whether they are surely distinct and none is empty; see `hash_keys`."""
         array, keys = np.empty(len(self), np.dtypes.StringDType()), np.zeros(len(self), np.uint64)
-        for start, block in self._blocks():
+        for start, block in self.blocks():
             words = block.words()
             array[start : start + len(block)] = block._few(words)
             if words is not None:
@@ -84,7 +84,7 @@ class TextBytes:
         Equal texts have equal keys, and the empty one has key 0. That two others share a key has a chance of about
         n^2 / 2^65; they are not surely distinct then. Texts without words have key 0, which says nothing.
         """
-        for _, block in self._blocks():
+        for _, block in self.blocks():
             words = block.words()
             yield np.zeros(len(block), np.uint64) if words is None else _keys(words)
 
@@ -120,7 +120,7 @@ class TextBytes:
     def _own(self) -> NDArray[np.uint8]:
         return self.data[self.bounds[0] : self.bounds[-1]]
 
-    def _blocks(self) -> Iterator[tuple[int, "TextBytes"]]:
+    def blocks(self) -> Iterator[tuple[int, "TextBytes"]]:
         """Yield texts that fit the processor's cache, and the number of the first."""
         return ((start, self[start : start + _AT_ONCE]) for start in range(0, len(self), _AT_ONCE))
 
@@ -558,11 +558,18 @@ class ColumnReader:
         nested = kind.endswith("]") or kind.startswith(("STRUCT", "MAP", "UNION"))
         return f"to_json({column})::varchar" if nested else f"{column}::varchar"
 
-    def map_texts(self, names: Sequence[str], work: Callable[[TextBytes], _Result]) -> list[_Result]:
-        """Return what a function makes of columns as one text per row, of some rows at a time: only these are in memory."""
-        cells = ", ".join(f"coalesce({self._as_text(name)}, '')" for name in names)
-        sql = f"select concat_ws(chr(31), {cells}) as v from source"
-        return self._read(lambda stream, _: [work(texts) for texts in _text_pieces(stream)], sql)
+    def map_texts(self, names: Sequence[str], work: Callable[[slice, TextBytes], None]) -> None:
+        """Call a function with some rows, and with columns as one text for each of these, until it was given all rows."""
+        cells = [f"coalesce({self._as_text(name)}, '')" for name in names]
+        text = cells[0] if len(cells) == 1 else f"concat_ws(chr(31), {', '.join(cells)})"
+
+        def read(stream: ArrowStream, _: int) -> None:
+            start = 0
+            for piece in _text_pieces(stream):
+                for _, texts in piece.blocks():
+                    work(slice(start, start := start + len(texts)), texts)
+
+        self._read(read, f"select {text} as v from source")
 
     def distinct_texts(self, name: str, most: int) -> list[str]:
         """Return the different entries of a column as text, sorted, without null; one more than `most` if there are more."""
@@ -594,7 +601,7 @@ class ColumnReader:
             further: columns that are not in the table, as SQL over those that are and those beside it.
             beside: arrays with one value per row of the table.
         """
-        numbered = {"row": np.arange(1, self.rows + 1), "picked": picked, **(beside or {})}
+        numbered = {"row": np.arange(1, self.rows + 1, dtype=np.uint32), "picked": picked, **(beside or {})}
         cells = [f"source.{quoted(name)}" for name in names] + [
             f"{sql} as {quoted(name)}" for name, sql in further.items()
         ]
