@@ -464,10 +464,10 @@ Services that answer the same questions, each at a price. The net loss is the ac
 minus that of the rule. Half of the rows are there to choose, learn and calibrate, the other half to measure. Costs are
 dollars for 10,000 questions.
 
-FrugalML (Chen, Zaharia, Zou 2020) chooses the next service by what the first one answered. Its curves are its authors',
-from halves of the same table, and say which accuracy a price buys. Costs are read off where that accuracy is the best
-service's minus alpha, between two points linearly. This is the kindest reading: the point is chosen on the test rows,
-and no loss is promised.
+FrugalML (Chen, Zaharia, Zou 2020) chooses the next service by what the first one answered, and so may
+`calibrate --path`. FrugalML's curves are its authors', from halves of the same table, and say which accuracy a price buys.
+Costs are read off where that accuracy is the best service's minus alpha, between two points linearly. This is the
+kindest reading: the point is chosen on the test rows, and no loss is promised.
 
 ![Cost against net loss of each rule](bench-cascades.png)
 """
