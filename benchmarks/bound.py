@@ -11,7 +11,9 @@ log. No promise is in it, and few rows make it too large; of larger logs, 8,000 
 import argparse
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 
 import duckdb
@@ -20,7 +22,18 @@ import numpy as np
 from conformal_arbitrage import Features, ScoreLog, evaluate
 from conformal_arbitrage.calibration.learning import RidgeLearner, row_inputs
 from conformal_arbitrage.calibration.options import CalibrationOptions
+from conformal_arbitrage.calibration.promises import MOST_MODELS
+from conformal_arbitrage.calibration.tuning import (
+    LossName,
+    asked_costs,
+    chain_rows,
+    chosen_losses,
+    fit_chain,
+    stop_losses,
+)
+from conformal_arbitrage.core.chains import PRICES
 from conformal_arbitrage.core.features import FeatureSet, feature_matrix
+from conformal_arbitrage.scorelog.cascade import CascadeLog
 
 LOGS = {
     "mmlu-claude3sonnet-deepseek": 4, "science": None, "judge-pairs-mistral7b-gpt4": None, "sciq-llama8b-gpt4o": None,
@@ -92,6 +105,38 @@ def bounds(log: ScoreLog, features: Features, alphas: tuple[float, ...]) -> list
             kept = np.flatnonzero((total <= alpha) & inputs.used[order])
             least[place] = min(least[place], 1 - (kept[-1] + 1 if len(kept) else 0) / len(log))
     return least
+
+
+def chain_bounds(log: CascadeLog, alphas: Sequence[float], loss: LossName) -> list[float]:
+    """Return the least cost at each alpha, relative to the Guardian's, by the best chain of three and its best policy.
+
+    Each chain is fitted on 80 % of the rows and decides the rest; between two of its policies a coin may choose.
+    """
+    fold = np.random.default_rng(SEED).permutation(len(log)) % FOLDS
+    least = [1.0] * len(alphas)
+    for models in combinations(log.models, min(MOST_MODELS, len(log.models))):
+        for gains in (False, True)[: 2 if loss == "net" else 1]:
+            total = np.zeros((2, len(PRICES) + 1))
+            total[1, 0] = log.guardian_cost.sum()
+            for k in range(FOLDS):
+                chain = fit_chain(log.select(np.flatnonzero(fold != k)), models, loss, None, gains=gains)
+                rest = log.select(np.flatnonzero(fold == k))
+                rows = chain_rows(rest, models, chain.answers)
+                chosen, asked = chain.follow(rows, np.arange(1, len(PRICES) + 1)[:, None])
+                losses = stop_losses(rest, rest.columns_of(models), loss, None)
+                total[0, 1:] += chosen_losses(losses, chosen).sum(axis=1)
+                total[1, 1:] += [asked_costs(rest, models, *each).sum() for each in zip(chosen, asked, strict=True)]
+            lost, cost = total[0] / len(log), total[1] / log.guardian_cost.sum()
+            least = [min(pair) for pair in zip(least, (_cheapest(lost, cost, a) for a in alphas), strict=True)]
+    return least
+
+
+def _cheapest(lost: np.ndarray, cost: np.ndarray, alpha: float) -> float:
+    """Return the least cost of a policy within alpha, or of a coin between one within it and one beyond."""
+    within, beyond = np.flatnonzero(lost <= alpha), np.flatnonzero(lost > alpha)
+    share = (alpha - lost[within, None]) / (lost[beyond] - lost[within, None])
+    mixed = cost[within, None] + share * (cost[beyond] - cost[within, None])
+    return float(np.concatenate([cost[within], mixed.ravel()]).min())
 
 
 def main() -> None:

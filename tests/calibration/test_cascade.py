@@ -381,6 +381,13 @@ def test_an_answer_of_its_own_features_counts_and_a_rare_one_does_not(log):
     assert "maybe" not in few.answers
 
 
+def test_answers_that_foretell_nothing_are_left_out(log):
+    shuffled = replace(log, texts=np.random.default_rng(3).permutation(log.texts))
+    for loss, gains in (("guardian_regret", False), ("net", True)):
+        assert fit_chain(log, ("small", "middle"), loss, None, gains=gains).answers
+        assert fit_chain(shuffled, ("small", "middle"), loss, None, gains=gains).answers == ()
+
+
 def test_a_model_that_does_not_pay_is_left_out(log):
     dear = replace(log, cost=log.cost + np.array([0.0, 0.0, 0.5]))
     certificate = calibrate_cascade(dear, "0.1", key=KEY)

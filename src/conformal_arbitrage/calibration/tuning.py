@@ -44,6 +44,8 @@ FEWEST_TUNING_ROWS: Final = 20
 _REPEATS: Final = 3
 _FEWEST_OF_AN_ANSWER: Final = 10
 _MOST_ANSWERS: Final = 32
+_RAREST: Final = 1e-6
+_NOISE: Final = 1e-6
 
 
 def tuning_rows(log: CascadeLog, *, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -152,7 +154,9 @@ def fit_chain(
         raise OptionError(f"a chain has at most {MOST_MODELS} models before the Guardian; got {', '.join(models)}")
     known = _usual_answers(log, models)
     confidence, answers, _ = chain_rows(log, models, known)
-    losses = stop_losses(log, log.columns_of(models), loss, missing)
+    losses, signs = stop_losses(log, log.columns_of(models), loss, missing), (1, -1) if gains else (1,)
+    targets = [np.maximum(sign * losses, 0.0) for sign in signs]
+    known = known if any(_foretold(confidence, answers, each, len(known)) for each in targets) else ()
     guardian = float(log.guardian_cost.mean()) or 1.0
     costs = log.mean_costs[log.columns_of(models)] / guardian
     prices = np.array(PRICES)
@@ -163,9 +167,7 @@ def fit_chain(
         expected, fits = np.full(len(log), np.inf), list[Floats]()
         if asked:
             able = ~np.isnan(confidence[:, asked[-1]])
-            taken = losses[able, asked[-1]]
-            signs = (1, -1) if gains else (1,)
-            fits = [fit_ridge_logistic(features[able], np.maximum(sign * taken, 0.0), penalties) for sign in signs]
+            fits = [fit_ridge_logistic(features[able], each[able, asked[-1]], penalties) for each in targets]
             predicted = [probability(features[able], fit) for fit in fits]
             expected[able] = predicted[0] - sum(predicted[1:])
         later = range(asked[-1] + 1 if asked else 0, len(models))
@@ -175,6 +177,25 @@ def fit_chain(
         )
         steps.append(ChainStep(asked=asked, losses=_rows(fits), ahead=tuple(_rows(fit) for fit in ahead)))
     return ModelChain(models=tuple(models), answers=known, steps=tuple(reversed(steps)))
+
+
+def _foretold(confidence: Floats, answers: Integers, losses: Floats, known: int) -> bool:
+    """Tell whether answers foretell losses: by fits to one half of the rows, the other is likelier with them than without.
+
+    Where they do not, such as letters of options, features for them would only take rows to learn.
+    """
+    even, likelier = np.arange(len(losses)) % 2 == 0, 0.0
+    for j, lost in enumerate(losses.T if known else ()):
+        for part in (even, ~even):
+            able = ~np.isnan(confidence[:, j])
+            fitted_on, rest = able & part, able & ~part
+            for count, sign in ((known, 1), (0, -1)):
+                features, penalties = stage_features(confidence, answers, (j,), count)
+                fit = fit_ridge_logistic(features[fitted_on], lost[fitted_on], penalties)
+                expected = np.clip(probability(features[rest], fit), _RAREST, 1 - _RAREST)
+                chances = lost[rest] * np.log(expected) + (1 - lost[rest]) * np.log(1 - expected)
+                likelier += sign * float(chances.sum())
+    return likelier > _NOISE
 
 
 def _rows(fits: Iterable[Floats]) -> tuple[tuple[float, ...], ...]:
