@@ -84,7 +84,6 @@ def test_what_was_served_counts_apart():
     assert served_loss(menu("fallback", size=1)) == 0
     assert served_loss(menu("primary")) is None
     assert served_loss(menu("primary"), SCORES) == pytest.approx(0.8, abs=1e-12)
-    assert served_loss(menu("guardian"), delivered=False) is None
 
 
 def test_a_fallback_without_an_action_counts_whole():

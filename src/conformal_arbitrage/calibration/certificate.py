@@ -1554,10 +1554,10 @@ def _are_floats(scores: Any) -> bool:
     return type(scores) in (tuple, list) and all(type(score) is float for score in scores)
 
 
-def read_pair(document: Mapping[str, Any], *, source: str = "certificate") -> Certificate:
+def read_pair(document: Mapping[str, Any]) -> Certificate:
     """Build the certificate of a pair from its JSON document; refuse that of a cascade, as `refuse_cascade` does."""
-    certificate = Certificate.from_dict(dict(document), source=source)
-    certificate.refuse_cascade(source=source)
+    certificate = Certificate.from_dict(dict(document))
+    certificate.refuse_cascade()
     return certificate
 
 

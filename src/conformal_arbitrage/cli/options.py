@@ -528,20 +528,13 @@ def read_configured(config: str | None) -> Config:
     return read_config(config or FILE)
 
 
-def with_store(
-    config: str,
-    use: Callable[[Store], Awaitable[Value]],
-    *,
-    only_existing: bool = False,
-    migrating: bool = True,
-) -> Value:
+def with_store(config: str, use: Callable[[Store], Awaitable[Value]], *, only_existing: bool = False) -> Value:
     """Open the configured store, use it, and close it.
 
     Args:
         config: the configuration file.
         use: what to do with the store.
         only_existing: refuse to create a database, for commands that only read.
-        migrating: whether to bring its tables to this release.
 
     Raises:
         StoreError: there is none, and none may be created.
@@ -553,7 +546,7 @@ def with_store(
         )
 
     async def run() -> Value:
-        async with await open_record(read_config(config), migrating=migrating) as store:
+        async with await open_record(read_config(config)) as store:
             return await use(store)
 
     return asyncio.run(run())

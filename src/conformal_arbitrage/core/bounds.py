@@ -327,18 +327,17 @@ _MOST_DECISIONS = 1_000_000
 
 
 @lru_cache(maxsize=1 << 10)
-def next_range(n: int, share: Number, decisions: int, *, confidence: float = 0.95) -> Interval | None:
+def next_range(n: int, share: Number, decisions: int) -> Interval | None:
     """Return the range of the mean loss over the next N decisions, as shares of the loss bound; None if all are deferred.
 
-    It holds for a share `confidence` of calibrations and traffic if they are exchangeable, losses are 0 or the bound, and
-    the budget is spent: scores without ties, or a random boundary, and a Primary that needs the Guardian. Where it is not
-    spent, the mean may lie below. For graded losses there is no such law: watch the limits of the running mean.
+    It holds for 95 % of calibrations and traffic if they are exchangeable, losses are 0 or the bound, and the budget is
+    spent: scores without ties, or a random boundary, and a Primary that needs the Guardian. Where it is not spent, the mean
+    may lie below. For graded losses there is no such law: watch the limits of the running mean.
 
     Args:
         n: rows of the certificate.
         share: its risk budget as a share of the loss bound.
         decisions: N.
-        confidence: how often the mean lies inside.
     """
     if decisions < 1:
         raise OptionError(f"decisions must be 1 or more; got {decisions}")
@@ -347,7 +346,7 @@ def next_range(n: int, share: Number, decisions: int, *, confidence: float = 0.9
         return None
     total = min(decisions, _MOST_DECISIONS)
     reached = np.cumsum(_beta_binomial(total, losses, n + 1 - losses))
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low, high = np.searchsorted(reached, [tail, 1 - tail])
     return float(low / total), float(high / total)
 

@@ -45,20 +45,19 @@ def policies_of(stop: PathStop | None, u: Floats) -> Integers:
     return np.zeros(len(u), dtype=np.int64) if stop is None else np.where(u < stop.u, stop.position, stop.position - 1)
 
 
-def calibrate_path(losses: Integers, u: Floats, *, alpha: Fraction, bound: Fraction = Fraction(1)) -> PathStop | None:
+def calibrate_path(losses: Integers, u: Floats, *, alpha: Fraction) -> PathStop | None:
     """Return where to stop on a path of policies, or None if every query goes to the Guardian.
 
     Args:
         losses: policies x rows, in units of the bound: -1, 0 or 1. Before the first policy every loss is 0.
         u: one draw per row.
-        alpha: the risk budget.
-        bound: the largest loss.
+        alpha: the risk budget, in the same units.
     """
     if losses.shape[1:] != u.shape:
         raise OptionError(f"losses have the shape {losses.shape}, with {len(u)} draws")
     if not np.isin(losses, (-1, 0, 1)).all():
         raise OptionError("a path needs losses of -1, 0 or 1 in units of the bound; round others by a draw")
-    spendable = alpha * (len(u) + 1) / bound - 1
+    spendable = alpha * (len(u) + 1) - 1
     if spendable < 0:
         return None
     events = path_events(losses)

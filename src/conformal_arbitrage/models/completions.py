@@ -333,9 +333,9 @@ class Completion(NamedTuple):
     served: str | None
 
 
-def message_of(reply: Reply, settings: Settings, spent: Spent, *, tools: bool = False) -> dict[str, Any]:
-    """Return the assistant's message; raises as `completion_of` does."""
-    return completion_of(reply, settings, spent, tools=tools).message
+def message_of(reply: Reply, settings: Settings, spent: Spent) -> dict[str, Any]:
+    """Return the assistant's message, with text in it; raises as `completion_of` does."""
+    return completion_of(reply, settings, spent).message
 
 
 def completion_of(reply: Reply, settings: Settings, spent: Spent, *, tools: bool = False) -> Completion:

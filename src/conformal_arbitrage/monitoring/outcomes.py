@@ -110,21 +110,16 @@ def decision_loss(decision: AuditedDecision, verdict: Verdict | None = None, *, 
     return _loss(decision, shown, verdict or Verdict(), loss_bound)
 
 
-def served_loss(
-    decision: AuditedDecision, verdict: Verdict | None = None, *, delivered: bool = True, loss_bound: float = 1
-) -> float | None:
-    """Return the loss of the answer that the caller got; None if there was none, or while it is unknown.
+def served_loss(decision: AuditedDecision, verdict: Verdict | None = None, *, loss_bound: float = 1) -> float | None:
+    """Return the loss of the answer that the caller got; None while it is unknown.
 
     A fallback counts by the later verdict, and as 1 until there is one. This figure may turn amber ("the Guardian fails"),
     never red, since safe mode would ask that Guardian more.
 
     Args:
         verdict: what is known of it.
-        delivered: whether the caller got an answer.
         loss_bound: the certificate's.
     """
-    if not delivered:
-        return None
     if decision.decided_by != "fallback":
         return decision_loss(decision, verdict, loss_bound=loss_bound)
     if decision.form == "menu" and decision.size == 1:
