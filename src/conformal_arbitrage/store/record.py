@@ -121,14 +121,12 @@ class ReviewVote(Struct, frozen=True, kw_only=True, omit_defaults=True):
         choice: index of the action in the whole menu; of two answers, the grades of the Primary's and the Guardian's.
         held: seconds that they had the question before them.
         level: 1 if they voted as a lead, after a panel without a verdict.
-        late: it came after the question had been decided otherwise, and changed nothing.
     """
 
     reviewer: PersonalField[str]
     choice: KeptField[int | tuple[float, float]]
     held: KeptField[float]
     level: KeptField[int] = 0
-    late: KeptField[bool] = False
 
 
 class ReviewFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -278,7 +278,7 @@ def shown_votes(facts: ReviewFacts | None, names: Sequence[str]) -> list[ShownVo
     for vote in () if facts is None else facts.votes:
         grades = vote.choice
         choice = _name(names, grades) if isinstance(grades, int) else f"grades {grades[0]:g} and {grades[1]:g}"
-        notes = ", ".join(note for note, is_so in (("as lead", vote.level > 0), ("too late", vote.late)) if is_so)
+        notes = "as lead" if vote.level else ""
         shown.append(ShownVote(reviewer=vote.reviewer, choice=choice, held=vote.held, notes=notes))
     return shown
 
