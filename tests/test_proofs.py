@@ -16,7 +16,11 @@ ROWS = ROW.findall((HERE / "proofs.md").read_text())
 def names_in(path):
     """The names of the tests of a file; none if there is no such file."""
     tree = ast.parse(path.read_text() if path.exists() else "")
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    }
 
 
 def unknown(listed):
