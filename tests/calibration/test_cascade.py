@@ -294,6 +294,12 @@ def test_a_model_that_nobody_asked_is_no_model_that_failed(log, tmp_path):
     assert (decisions.loss[stopped & (decisions.answered_by == 1)] == 1).all()
     failed = replace(read, cost=np.where(np.isnan(read.cost), 0.0, read.cost))
     assert calibrate_cascade(failed, "0.1", key=KEY, chain=chain).evidence.missing_guardian_rows == 0
+    hardly = replace(
+        partial,
+        **{name: np.where(np.arange(600)[:, None] * [0, 1, 0] > 0, np.nan, getattr(partial, name)) for name in columns},
+    )
+    chosen = calibrate_cascade(hardly, "0.1", key=KEY, missing_guardian="worst_case")
+    assert chosen.path.chain.models == ("small", "large"), "a model that looks free, as hardly anybody asked it"
 
 
 def test_a_cost_is_needed_of_every_answer(log):

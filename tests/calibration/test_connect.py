@@ -124,7 +124,7 @@ def test_commands_use_a_server_and_say_so_in_a_line_when_it_dies(tmp_path, score
         engine = ("--engine", server.address)
         status, out, err = arbitrage("calibrate", log, "--alpha", "0.2", "-o", certificate, "--json", *engine)
         assert (status, "Warning" in err) == (0, False), err
-        assert json.loads(out)["relaxation"] == expected.relaxation
+        assert json.loads(out)["rule"]["relaxation"] == expected.relaxation
         for words in ((log, *engine), (scores,)):
             status, out, err = arbitrage("verify", certificate, *words)
             assert (status, "nothing differs" in out) == (0, True), err
@@ -152,14 +152,14 @@ def failing(tmp_path, scores, python):
 
 def test_workers_without_a_package_are_told_what_to_install(tmp_path, scores):
     (tmp_path / "lacking").mkdir()
-    (tmp_path / "lacking" / "duckdb.py").write_text("raise ModuleNotFoundError(\"No module named 'duckdb'\")\n")
+    (tmp_path / "lacking" / "msgspec.py").write_text("raise ModuleNotFoundError(\"No module named 'msgspec'\")\n")
     python = tmp_path / "python"
     path = f"{tmp_path / 'lacking'}:$PYTHONPATH"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     message = failing(tmp_path, scores, python)
-    assert "No module named 'duckdb'" in message
-    assert "needs numpy, msgspec, duckdb and pyarrow" in message
+    assert "No module named 'msgspec'" in message
+    assert "needs numpy, msgspec and pyarrow" in message
 
 
 def test_workers_of_another_version_of_python_are_named(tmp_path, scores):

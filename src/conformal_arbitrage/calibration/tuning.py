@@ -44,6 +44,7 @@ FEWEST_TUNING_ROWS: Final = 20
 _REPEATS: Final = 3
 _FEWEST_OF_AN_ANSWER: Final = 10
 _MOST_ANSWERS: Final = 32
+_SELDOM: Final = 0.5
 _RAREST: Final = 1e-6
 _NOISE: Final = 1e-6
 
@@ -224,8 +225,8 @@ def estimate_chains(
 ) -> tuple[ChainEstimate, ...]:
     """Estimate what chains cost at a budget, by cross-fitting on a tuning part; the one to take first.
 
-    Candidates are every model that is cheaper than the Guardian, then the best of these with every other one, and so on:
-    policies leave out what does not pay, so more models cost little. For the net loss the last is also tried with
+    Candidates are every model that is cheaper than the Guardian and was asked about most rows, then the best of these with
+    every other one, and so on: policies leave out what does not pay, so more models cost little. For the net loss the last is also tried with
     predicted gains counted. Each is fitted on one half and calibrated on the other, with the room for the next query's loss
     scaled to the rows that the certificate will have.
 
@@ -247,12 +248,12 @@ def estimate_chains(
     if models is not None:
         estimates.append(estimated(tuple(models)))
     else:
-        means = dict(zip(log.models, log.mean_costs.tolist(), strict=True))
-        cheaper = [name for name in log.models if means[name] < log.guardian_cost.mean()]
+        usual = (log.mean_costs < log.guardian_cost.mean()) & (log.unasked.mean(axis=0) < _SELDOM)
+        cheaper = [name for name, one in zip(log.models, usual, strict=True) if one]
         if not cheaper:
             raise ScoreLogError(
-                f"{log.source}: no model is cheaper than the Guardian {log.guardian}; check the cost columns, or name "
-                "another Guardian"
+                f"{log.source}: no model is cheaper than the Guardian {log.guardian} and asked about most rows; check the "
+                "cost columns, or name another Guardian"
             )
         chain: tuple[str, ...] = ()
         for _ in range(min(len(cheaper), MOST_MODELS)):

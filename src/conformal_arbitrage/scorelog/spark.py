@@ -47,7 +47,7 @@ _RETRIES: Final = 6
 _NOISE: Final = ("PySpark does not yet fully support pandas", r"\[RETRIES_EXCEEDED\]")
 """Warnings that tell users nothing: pandas is not used, and an error follows."""
 _REMEDIES: Final = {
-    "No module named": "the Python of Spark's workers (PYSPARK_PYTHON there) needs numpy, msgspec, duckdb and pyarrow",
+    "No module named": "the Python of Spark's workers (PYSPARK_PYTHON there) needs numpy, msgspec and pyarrow",
     "PYTHON_VERSION_MISMATCH": "run this and Spark's workers (PYSPARK_PYTHON there) with the same minor version of Python",
     "SESSION_NOT_FOUND": "the server was started anew; repeat the command",
     "UNAVAILABLE": "the server no longer answers; see that it runs, and repeat the command",
