@@ -225,10 +225,10 @@ def estimate_chains(
 ) -> tuple[ChainEstimate, ...]:
     """Estimate what chains cost at a budget, by cross-fitting on a tuning part; the one to take first.
 
-    Candidates are every model that is cheaper than the Guardian and was asked about most rows, then the best of these with
-    every other one, and so on: policies leave out what does not pay, so more models cost little. For the net loss the last is also tried with
-    predicted gains counted. Each is fitted on one half and calibrated on the other, with the room for the next query's loss
-    scaled to the rows that the certificate will have.
+    Candidates are every model that is cheaper than the Guardian and was asked about most rows, then the best of these
+    with every other one, and so on: policies leave out what does not pay, so more models cost little. For the net loss
+    the last is also tried with predicted gains counted. Each is fitted on one half and calibrated on the other, with
+    the room for the next query's loss scaled to the rows that the certificate will have.
 
     Args:
         log: the tuning part.
