@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from conformal_arbitrage import ScoreLog, calibrate
-from conformal_arbitrage.cli import cli, gateway, output
+from conformal_arbitrage.cli import cli, output, records
 from conformal_arbitrage.cli.main import COMMANDS
 from conformal_arbitrage.cli.models import _show_decision
 from conformal_arbitrage.types import Decision
@@ -94,7 +94,7 @@ def test_pruning_asks_at_a_terminal(run, monkeypatch, reply, code):
     Path("arbitrage.toml").write_text(CONFIGURATION)
     prune = ["records", "prune", "--older-than", "90"]
     assert "Removed: 0 decisions" in run(*prune).stdout
-    monkeypatch.setattr(gateway, "has_terminal", lambda: True)
+    monkeypatch.setattr(records, "has_terminal", lambda: True)
     done = CliRunner().invoke(cli, prune, input=reply)
     assert done.exit_code == code, done.output
     assert "Remove all decisions older than 90 days" in done.stderr
