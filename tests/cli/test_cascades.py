@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -33,6 +34,33 @@ def test_a_cascade_is_calibrated_shown_verified_and_applied(run, log):
     assert "answered by" in run("apply", "c.json", log, "-o", "d.jsonl").stdout
     answered = {json.loads(line)["answered_by"] for line in Path("d.jsonl").read_text().splitlines()}
     assert answered <= {"small", "middle", "large", "guardian"}
+
+
+def test_rows_are_decided_without_grades_and_without_the_guardian(run, log):
+    run("calibrate", log, "--path", "--alpha", "0.1", "-o", "c.json")
+    kept = "columns('id|(small|middle|large)_(confidence|cost|answer)')"
+    duckdb.sql(f"select {kept} from 'cascade.parquet'").write_parquet("new.parquet")
+    whole, fewer = (json.loads(run("apply", "c.json", name, "--json").stdout) for name in (log, "new.parquet"))
+    assert fewer["answered_by"] == whole["answered_by"]
+    assert fewer["cost"] == pytest.approx(whole["cost"])
+    assert "no column 'guardian_grade'" in run("calibrate", "new.parquet", "--path", "--alpha", "0.1", code=2).stderr
+
+
+def test_a_model_whose_confidence_is_called_otherwise_is_not_left_out_silently(run, log):
+    duckdb.sql("select * rename (small_confidence as small_sure) from 'cascade.parquet'").write_parquet("odd.parquet")
+    said = run("calibrate", "odd.parquet", "--path", "--alpha", "0.1", code=2).stderr
+    assert "there is no column 'small_confidence', which model 'small' needs" in said
+    assert "leave the model out with --models" in said
+
+
+def test_what_differs_is_named_in_a_line(run, log):
+    run("calibrate", log, "--path", "--alpha", "0.1", "-o", "c.json")
+    duckdb.sql("select * replace (1 - small_confidence as small_confidence) from 'cascade.parquet'").write_parquet(
+        "x.parquet"
+    )
+    lines = run("verify", "c.json", "x.parquet", code=1).stderr.splitlines()
+    assert any("chain differs" in line and line.endswith("recomputed") for line in lines)
+    assert max(map(len, lines)) < 700
 
 
 def test_the_certificate_of_another_cascade_is_overwritten_by_force_only(run, log):

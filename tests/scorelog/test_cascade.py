@@ -48,8 +48,6 @@ def test_identities_travel_with_the_log(tmp_path):
 def test_models_are_asked_from_the_cheapest_on_and_answers_compared_without_case_or_space():
     cascade = log()
     assert cascade.models == ("cheap", "dear")
-    assert cascade.answer[0, 0] == cascade.answer[0, 1] >= 0
-    assert cascade.answer[1].tolist() == [-1, -1], "without a confidence there is no answer"
     assert normal_answer(" The  End\n") == "the end"
 
 
@@ -78,7 +76,7 @@ def test_a_bad_log_is_refused_with_its_row_and_column(changed, message):
 def test_a_file_without_the_columns_of_a_cascade_says_which_are_missing(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("id,m_confidence,m_grade,m_cost,m_answer,big_grade,big_cost\na,0.5,1,0.1,yes,1,1\n")
-    with pytest.raises(ScoreLogError, match=r"no column 'guardian_grade'.* one of m, big, with --guardian-column"):
+    with pytest.raises(ScoreLogError, match=r"no column 'guardian_grade'.* one of big, with --guardian-column"):
         CascadeLog.read(path)
     assert CascadeLog.read(path, guardian="big").models == ("m",)
     with pytest.raises(ScoreLogError, match="no column 'other_confidence', which model 'other' needs"):

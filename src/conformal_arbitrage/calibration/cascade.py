@@ -203,6 +203,7 @@ def certify_chain(log: CascadeLog, alpha: Number, options: CascadeOptions, tuned
             n=n,
             log_sha256=log.sha256(),
             empirical_risk=risk,
+            no_opinion_rows=int((np.isnan(replies.confidence) & ~replies.unasked).any(axis=1).sum()),
             missing_guardian_rows=int(unknown_losses(rows, places).any(axis=1).sum()),
             spread=spread,
         ),

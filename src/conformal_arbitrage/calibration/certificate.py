@@ -599,6 +599,7 @@ def _wrong_evidence(certificate: "Certificate", deferring: bool) -> _Checks:
             evidence.missing_guardian_rows,
             not 0 <= evidence.missing_guardian_rows <= (n if loss.missing_guardian else 0),
         ),
+        "no_opinion_rows": (evidence.no_opinion_rows, not 0 <= evidence.no_opinion_rows <= n),
     }
     if isinstance(rule, promises.Path):
         return checks
@@ -607,7 +608,6 @@ def _wrong_evidence(certificate: "Certificate", deferring: bool) -> _Checks:
         "slack": (evidence.slack, not _is_slack(certificate, evidence.slack, deferring)),
         "columns": (evidence.columns, set(evidence.columns) != {"primary", "guardian"}),
         "score_digits": (evidence.score_digits, evidence.score_digits not in (SINGLE_DIGITS, 12)),
-        "no_opinion_rows": (evidence.no_opinion_rows, not 0 <= evidence.no_opinion_rows <= n),
         "fewest_actions": (fewest, not 1 <= fewest <= most),
         "router": (evidence.router, evidence.router and (fewest, most) != (2, 2)),
         "margin_quantiles": (
@@ -837,6 +837,8 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
     instead = f"${1000 * rule.cost:.4g} instead of ${1000 * rule.guardian_cost:.4g} per 1000 queries"
     answers = f"the Guardian answers {100 * rule.guardian_share:.1f} %"
     facts.append(("cost", f"{relative:.3f} of the Guardian's alone ({instead}); {answers}"))
+    if evidence.no_opinion_rows:
+        facts.append(("failed models", f"in {n_rows(evidence.no_opinion_rows)}, passed over: live ones have to fail alike"))
     if evidence.missing_guardian_rows:
         facts.append(("missing grades", f"in {n_rows(evidence.missing_guardian_rows)}, counted as the largest loss"))
     if certificate.looked_at is not None:

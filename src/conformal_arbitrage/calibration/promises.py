@@ -573,7 +573,7 @@ class Evidence(_Part, frozen=True, kw_only=True):
         spread: one standard deviation of the long-run loss of one certificate, for a net loss or a cascade.
         slack: alpha - (total + loss_bound) / (n + 1), the unspent part of the budget; with clusters of at most M rows,
             alpha - (total + M loss_bound) / (n + M); with a confidence, by groups or learned, alpha - total / n.
-        no_opinion_rows: rows in which the Primary had no opinion; they defer.
+        no_opinion_rows: rows in which the Primary had no opinion; they defer. Of a chain, in which some model failed.
         router: whether the log has the router form: two graded answers and a confidence.
         score_digits: significant decimals of a Primary score, 12 or 6.
         fewest_actions, most_actions: the smallest and the largest menu.

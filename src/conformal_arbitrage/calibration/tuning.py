@@ -50,7 +50,7 @@ _NOISE: Final = 1e-6
 
 
 def tuning_rows(log: CascadeLog, *, share: float, seed: int) -> tuple[Indices, Indices]:
-    """Return the rows to tune on and those to calibrate on, drawn by a hash of seed and id.
+    """Return the rows to tune on and those to calibrate on, drawn by a hash of seed and id, and in its order.
 
     Raises:
         OptionError: the share leaves too few rows to tune on, or none to calibrate on.
@@ -65,7 +65,7 @@ def tuning_rows(log: CascadeLog, *, share: float, seed: int) -> tuple[Indices, I
         )
     ranks = [hashlib.sha256(f"tuning {seed};{name}".encode()).digest() for name in log.id.tolist()]
     order = np.array(sorted(range(len(log)), key=ranks.__getitem__), dtype=np.intp)
-    return order[:cut], np.sort(order[cut:])
+    return order[:cut], order[cut:]
 
 
 def stop_losses(log: CascadeLog, places: Sequence[int], loss: LossName, missing: MissingGuardian | None) -> Floats:

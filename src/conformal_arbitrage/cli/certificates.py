@@ -47,6 +47,7 @@ from conformal_arbitrage.scorelog.tables import write_table, write_text
 
 CERTIFICATE = "certificate.json"
 FULL = "(--full prints the whole guarantee)"
+_LONGEST = 200
 
 
 @click.command(
@@ -309,8 +310,13 @@ def _show_verification(verification: Verification, certificate: str, log: str, *
     elif verification.ok:
         click.echo(f"{certificate} holds: recomputed from {log}, nothing differs.")
     for name, (stored, recomputed) in differences.items():
-        text = f"{stored!r} in {certificate}, {recomputed!r} recomputed" if name != "guarantee" else "the wording"
-        click.echo(f"arbitrage: {name} differs: {text}", err=True)
+        text = f"{_brief(stored)} in {certificate}, {_brief(recomputed)} recomputed"
+        click.echo(f"arbitrage: {name} differs: {text if name != 'guarantee' else 'the wording'}", err=True)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters; all with --json)"
 
 
 @click.command("apply")
@@ -376,9 +382,10 @@ def _apply_pair(
 
 def _apply_cascade(certificate: Certificate, log: str, output: str | None) -> tuple[dict[str, Any], list[str]]:
     """Decide every row of a log with a cascade; return who answers how often, as a document and in words."""
-    scores = CascadeLog.read(log, guardian=certificate.path.guardian, models=certificate.path.chain.models)
+    rule = certificate.path
+    scores = CascadeLog.read(log, guardian=rule.guardian, models=rule.chain.models, guardian_cost=rule.guardian_cost)
     decisions = apply_cascade(certificate, scores)
-    names = [*certificate.path.chain.models, certificate.path.guardian]
+    names = [*rule.chain.models, rule.guardian]
     answered: list[str] = [names[place] for place in decisions.answered_by.tolist()]
     if output is not None:
         rows = zip(scores.id.tolist(), answered, decisions.cost.tolist(), strict=True)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from conformal_arbitrage.core.chains import NO_ANSWER, answer_numbers
-from conformal_arbitrage.core.exact import Bools, Floats, Indices, Integers, n_rows
+from conformal_arbitrage.core.chains import answer_numbers
+from conformal_arbitrage.core.exact import Bools, Floats, Indices, n_rows
 from conformal_arbitrage.errors import ScoreLogError
 from conformal_arbitrage.scorelog.fitness import UNFIT
 from conformal_arbitrage.scorelog.log import grades
@@ -53,7 +53,6 @@ class CascadeLog:
         models: the cheap models, from the least to the greatest mean cost: the order in which a chain asks them.
         guardian: the Guardian's name.
         confidence, grade, cost: rows x models. Without a confidence there is no answer, without a cost no question.
-        answer: rows x models; equal numbers in a row are equal answers, and NO_ANSWER is none.
         guardian_grade, guardian_cost: one per row.
         identities: of the models, by name; None if the log does not say.
         texts: rows x models, the answers as they were written.
@@ -66,7 +65,6 @@ class CascadeLog:
     confidence: Floats
     grade: Floats
     cost: Floats
-    answer: Integers
     guardian_grade: Floats
     guardian_cost: Floats
     identities: Mapping[str, Any] | None
@@ -74,7 +72,12 @@ class CascadeLog:
 
     @classmethod
     def read(
-        cls, path: str | Path, *, guardian: str = GUARDIAN_NAME, models: Sequence[str] | None = None
+        cls,
+        path: str | Path,
+        *,
+        guardian: str = GUARDIAN_NAME,
+        models: Sequence[str] | None = None,
+        guardian_cost: float | None = None,
     ) -> "CascadeLog":
         """Read a cascade from a file.
 
@@ -82,6 +85,8 @@ class CascadeLog:
             path: Parquet, JSON Lines or CSV.
             guardian: the Guardian's name: its columns are NAME_grade and NAME_cost.
             models: the cheap models to use; by default every other one with a column NAME_confidence.
+            guardian_cost: of rows that are only to be decided: what the Guardian costs where there is no column of it.
+                Columns of grades may be absent, too.
 
         Raises:
             ScoreLogError: with the file, the row, the column and what to do.
@@ -91,13 +96,15 @@ class CascadeLog:
                 raise ScoreLogError(
                     f"{path}: contains rows selected by their scores, which breaks exchangeability; export shadow rows only"
                 )
-            names = _model_names(table, guardian, models)
+            names = _model_names(table, guardian, models, graded=guardian_cost is None)
             rows = {name: _read_model(table, name) for name in names}
+            ids, cost = table.texts("id").tolist(), f"{guardian}_cost"
+            usual = np.full(len(ids), np.nan if guardian_cost is None else guardian_cost)
             return cls.from_columns(
-                id=table.texts("id").tolist(),
+                id=ids,
                 models=rows,
-                guardian_grade=table.scalars(f"{guardian}_grade", truths=True),
-                guardian_cost=table.scalars(f"{guardian}_cost"),
+                guardian_grade=_read_grades(table, guardian),
+                guardian_cost=table.scalars(cost) if cost in table.types else usual,
                 guardian=guardian,
                 identities=as_object(table.metadata.get("identities")) or None,
                 source=str(path),
@@ -148,7 +155,6 @@ class CascadeLog:
             confidence=confidence,
             grade=np.column_stack([columns[name].grade for name in order]),
             cost=np.column_stack([columns[name].cost for name in order]),
-            answer=_answer_codes(texts, np.isnan(confidence)),
             guardian_grade=_column(guardian_grade, f"{guardian}_grade", n, source, high=1),
             guardian_cost=_costs(guardian_cost, f"{guardian}_cost", n, source, needed=np.ones(n, dtype=np.bool_)),
             identities=identities,
@@ -170,7 +176,7 @@ class CascadeLog:
 
     def select(self, rows: Indices) -> "CascadeLog":
         """Return some of the rows."""
-        per_row = ("id", "confidence", "grade", "cost", "answer", "guardian_grade", "guardian_cost", "texts")
+        per_row = ("id", "confidence", "grade", "cost", "guardian_grade", "guardian_cost", "texts")
         return replace(self, **{name: getattr(self, name)[rows] for name in per_row})
 
     def columns_of(self, models: Sequence[str]) -> list[int]:
@@ -185,12 +191,14 @@ class CascadeLog:
         return [self.models.index(name) for name in models]
 
     def sha256(self) -> str:
-        """Return a digest of all that a calibration depends on, not of file bytes."""
+        """Return a digest of all that a calibration depends on, not of file bytes or of the order of rows."""
         digest = hashlib.sha256(f"cascade log 1;{self.guardian};{';'.join(self.models)};rows {len(self)}".encode())
+        order = np.argsort(self.id)
         for values in (self.confidence, self.grade, self.cost, self.guardian_grade, self.guardian_cost):
-            digest.update(np.ascontiguousarray(values + 0.0).astype("<f8").tobytes())  # -0.0 becomes 0.0
-        digest.update(np.ascontiguousarray(self.answer).astype("<i8").tobytes())
-        for name in self.id.tolist():
+            digest.update(np.ascontiguousarray(values[order] + 0.0).astype("<f8").tobytes())  # -0.0 becomes 0.0
+        given = np.where(np.isnan(self.confidence), "", self.texts)[order]
+        digest.update(answer_numbers(given.ravel().tolist()).astype("<i8").tobytes())
+        for name in self.id[order].tolist():
             text = name.encode()
             digest.update(len(text).to_bytes(4, "little") + text)
         return digest.hexdigest()
@@ -232,19 +240,22 @@ class _Checked:
     texts: Strings
 
 
-def _model_names(table: Table, guardian: str, models: Sequence[str] | None) -> list[str]:
+def _model_names(table: Table, guardian: str, models: Sequence[str] | None, *, graded: bool) -> list[str]:
     """Return the cheap models of a table, after checking that it has all the columns that it needs."""
     with_confidence = [name.removesuffix("_confidence") for name in table.types if name.endswith("_confidence")]
-    graded = [name.removesuffix("_grade") for name in table.types if name.endswith("_grade")]
-    for column in ("id", f"{guardian}_grade", f"{guardian}_cost"):
+    with_grade = [name.removesuffix("_grade") for name in table.types if name.endswith("_grade")]
+    for column in ("id", f"{guardian}_grade", f"{guardian}_cost") if graded else ("id",):
         if column not in table.types:
-            remedy = f"; name the Guardian, one of {', '.join(graded)}, with --guardian-column" if graded else ""
+            others = ", ".join(name for name in with_grade if name not in with_confidence)
+            remedy = f"; name the Guardian, one of {others}, with --guardian-column" if others else ""
             raise ScoreLogError(f"{table.source}: there is no column '{column}', which a cascade needs{remedy}")
-    names = [name for name in with_confidence if name != guardian] if models is None else list(models)
-    for name in names:
-        for column in (f"{name}_{what}" for what in ("confidence", "grade", "cost", "answer")):
+    whats = ("confidence", "grade", "cost", "answer") if graded else ("confidence", "cost", "answer")
+    alike = [name for name in with_grade if {f"{name}_cost", f"{name}_answer"} <= table.types.keys()]
+    names = [name for name in dict.fromkeys((*with_confidence, *alike)) if name != guardian]
+    for name in (names := names if models is None else list(models)):
+        for column in (f"{name}_{what}" for what in whats):
             if column not in table.types:
-                known = f"it has {', '.join(sorted(table.types))}"
+                known = f"it has {', '.join(sorted(table.types))}; add it, or leave the model out with --models"
                 raise ScoreLogError(
                     f"{table.source}: there is no column '{column}', which model '{name}' needs; {known}"
                 )
@@ -254,10 +265,15 @@ def _model_names(table: Table, guardian: str, models: Sequence[str] | None) -> l
 def _read_model(table: Table, name: str) -> ModelColumns:
     return ModelColumns(
         confidence=table.scalars(f"{name}_confidence"),
-        grade=table.scalars(f"{name}_grade", truths=True),
+        grade=_read_grades(table, name),
         cost=table.scalars(f"{name}_cost"),
         answer=table.texts(f"{name}_answer").tolist(),
     )
+
+
+def _read_grades(table: Table, name: str) -> Floats:
+    column = f"{name}_grade"
+    return table.scalars(column, truths=True) if column in table.types else np.full(len(table.texts("id")), np.nan)
 
 
 def _checked_model(name: str, given: ModelColumns, n: int, source: str) -> _Checked:
@@ -308,8 +324,3 @@ def _unique_ids(values: Iterable[object], source: str) -> Strings:
                 f"{source}: row {row + 1}, column 'id': {name!r} is also the id of row {first + 1}; make ids unique"
             )
     return ids
-
-
-def _answer_codes(texts: Strings, absent: Bools) -> Integers:
-    """Return a number for each answer, the same for equal ones."""
-    return np.where(absent, NO_ANSWER, answer_numbers(texts.ravel().tolist()).reshape(texts.shape))
