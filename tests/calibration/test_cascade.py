@@ -272,7 +272,7 @@ def test_a_model_that_failed_is_passed_over(log):
     assert following not in asked
     assert certificate.evidence.missing_guardian_rows == 0
     failed = np.isin(log.id[:300], log.id[tuning_rows(failing, share=0.4, seed=0)[1]]).sum()
-    assert ("failed models", f"in {failed} rows, passed over: live ones have to fail alike") in certificate.facts()
+    assert ("failed models", f"in {failed} rows, passed over; live ones have to fail alike") in certificate.facts()
     assert Certificate.from_dict(certificate.to_dict()) == certificate
 
 

@@ -838,7 +838,9 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
     answers = f"the Guardian answers {100 * rule.guardian_share:.1f} %"
     facts.append(("cost", f"{relative:.3f} of the Guardian's alone ({instead}); {answers}"))
     if evidence.no_opinion_rows:
-        facts.append(("failed models", f"in {n_rows(evidence.no_opinion_rows)}, passed over: live ones have to fail alike"))
+        facts.append(
+            ("failed models", f"in {n_rows(evidence.no_opinion_rows)}, passed over; live ones have to fail alike")
+        )
     if evidence.missing_guardian_rows:
         facts.append(("missing grades", f"in {n_rows(evidence.missing_guardian_rows)}, counted as the largest loss"))
     if certificate.looked_at is not None:
