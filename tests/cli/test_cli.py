@@ -693,7 +693,7 @@ def test_the_installed_command_runs_and_shows_no_traceback(tmp_path):
 
 
 def test_other_models_of_the_same_rows_are_other_calibrations_of_them(run, tmp_path):
-    """Who takes the cheapest of several pairs, confidences or chains has chosen on the certified rows; order counts nothing."""
+    """Who takes the cheapest of several pairs, confidences or chains has chosen on certified rows; order counts nothing."""
 
     def count(log, *options):
         shown = json.loads(run("calibrate", log, "--alpha", "0.1", *options, "--json").stdout)
