@@ -96,6 +96,41 @@ def test_logs_of_inspect_are_read_by_their_score(run):
     assert (result["rows"], result["mean"]) == (400, pytest.approx(MEAN))
 
 
+def test_grades_beyond_0_and_1_need_the_largest_loss_that_their_scale_allows(run):
+    for name, grades in (("old.csv", OLD), ("new.csv", NEW)):
+        table(name, 4 + grades.astype(int))
+    refused = run("swap", "old.csv", "new.csv", "--alpha", "0.4", code=2).stderr
+    assert "grades leave [0, 1], such as" in refused
+    assert judged(run, "old.csv", "new.csv", "--alpha", "0.4", "--loss-bound", "4", code=0)["loss_bound"] == 4
+
+
+@pytest.mark.parametrize("column", ["id", "ID"])
+def test_one_table_may_have_each_question_once(run, column):
+    Path("both.csv").write_text(f"{column},old,new\n" + "".join(f"q{k % 60},1,1\n" for k in range(720)))
+    refused = run("swap", "both.csv", "--old", "old", "--new", "new", "--alpha", "2%", code=2).stderr
+    assert f"in column '{column}', 660 rows have the id of an earlier row; keep one row of each question" in refused
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(run):
+    table("old.csv", [1, 0], column="correct")
+    Path("upper.csv").write_text("ID,correct\nq0,1\n")
+    Path("plain.csv").write_text("id,a,b\nq0,1,1\n")
+
+    def refused(*arguments):
+        return run("swap", *arguments, "--alpha", "2%", code=2).stderr
+
+    assert "no column nope (columns id, a, b); name one with --new" in refused(
+        "plain.csv", "--old", "a", "--new", "nope"
+    )
+    for grade in ((), ("--grade", "correct")):
+        told = refused("upper.csv", "old.csv", *grade)
+        assert "no column id, which pairs the answers (columns ID, correct); call the column" in told
+        assert "--grade" not in told
+    assert "it is not clear which column has the grades (columns id, a, b); name" in refused("plain.csv", "plain.csv")
+    told = refused("plain.csv", "plain.csv", "--grade", "c")
+    assert "no column c (columns id, a, b); name the grades with --grade" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -103,7 +138,7 @@ def test_logs_of_inspect_are_read_by_their_score(run):
         (("a.csv", "b.csv", "c.csv"), "give two files, OLD NEW"),
         (("both.csv", "--old", "a"), "give two files, OLD NEW"),
         (("log.parquet", "--policy", "support"), "give two files, OLD NEW"),
-        (("plain.csv", "plain.csv"), "needs a column id and one of grades"),
+        (("plain.csv", "plain.csv"), "no column id, which pairs the answers (columns a, b)"),
         (("twice.csv", "twice.csv"), "have the id of an earlier row"),
         (("log.parquet", "--alpha", "2"), "alpha must lie above -1 and below the largest loss 1"),
     ],

@@ -37,6 +37,12 @@ def test_graded_losses_and_another_bound_get_the_interval_for_any_loss():
     assert 0 <= assessment.interval[0] < assessment.loss < assessment.interval[1] <= 3
 
 
+def test_scores_of_another_scale_than_the_bound_is_for_are_pointed_out():
+    wide = ScoreLog.from_arrays(PRIMARY[200:], 4 + GUARDIAN[200:])
+    assert "scores of this log leave [0, 1]" in assess(calibrate(OLD, 0.1), wide).problems[0]
+    assert assess(calibrate(OLD, 0.1, loss_bound=4), wide).problems == ()
+
+
 def test_a_random_boundary_and_a_binarized_certificate_are_assessed_as_deployed():
     rows = {"id": [f"q{k}" for k in range(200)], "label": np.zeros(200)}
     log = ScoreLog.from_arrays(PRIMARY[:200], RNG.random((200, 3)), **rows)

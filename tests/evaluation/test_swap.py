@@ -87,7 +87,7 @@ def test_with_gains_counted_alpha_may_ask_for_an_improvement():
         ([1], [1], {"alpha": -0.1, "loss": "regret"}, "alpha must lie above 0"),
         ([1], [1], {"alpha": 0.1, "confidence": 1}, "confidence must lie above 0 and below 1"),
         ([1, 0], [1], {"alpha": 0.1}, "2 grades of the old model and 1 of the new"),
-        ([5], [1], {"alpha": 0.1}, "two grades differ by 4, more than 1"),
+        ([5], [1], {"alpha": 0.1, "loss_bound": 3}, "two grades differ by 4, more than the bound 3"),
         ([None], [1], {"alpha": 0.1}, "no question has grades of both"),
         (["yes"], [1], {"alpha": 0.1}, "the grades of the old model must be a flat list of numbers"),
     ],
@@ -95,6 +95,23 @@ def test_with_gains_counted_alpha_may_ask_for_an_improvement():
 def test_what_cannot_be_judged_is_refused(old, new, options, message):
     with pytest.raises((OptionError, ScoreLogError), match=message):
         swap(old, new, **options)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ([4, 5] * 500, [5, 4] * 500),  # of a scale from 1 to 5, which can lose 4
+        ([1] * 1000, [1.5, *[1] * 999]),
+        ([1] * 1000, [-0.5, *[1] * 999]),
+        ([1] * 1000 + [5], [1] * 1000 + [None]),
+    ],
+)
+def test_the_largest_loss_is_what_grades_mean_and_not_what_is_in_sight(old, new):
+    with pytest.raises(OptionError, match=r"grades leave \[0, 1\], such as .*state it from what the grades mean"):
+        swap(old, new, alpha=0.05)
+    narrow, wide = (swap(old, new, alpha=0.05, loss_bound=bound) for bound in (2, 4))
+    assert wide.loss_bound == 4
+    assert narrow.interval[1] < wide.interval[1]
 
 
 def test_a_score_log_grades_its_guardian_and_its_primary_alone():

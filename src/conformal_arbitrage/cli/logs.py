@@ -50,7 +50,7 @@ from conformal_arbitrage.importing import (
     read_wide,
 )
 from conformal_arbitrage.importing.pairing import Tally, Unpaired, paired
-from conformal_arbitrage.importing.quickstart import QuickStart, quick_start, read_run
+from conformal_arbitrage.importing.quickstart import QuickStart, quick_start, read_pair, read_run
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.scorelog.log import LEVELS, CostOptions, ScoreLog, read_confidence
@@ -651,8 +651,7 @@ def swap_command(
     if len(files) == 2 and not (old or new or policy):
         grades, source = _paired_grades(files, grade, unpaired), " and ".join(files)
     elif len(files) == 1 and old is not None and new is not None and not policy:
-        with Table(files[0]) as table:
-            grades, source = (table.scalars(old, truths=True), table.scalars(new, truths=True)), files[0]
+        grades, source = read_pair(files[0], old, new), files[0]
     elif (len(files), bool(policy)) in ((1, False), (0, True)) and not (old or new):
         log = _swapped_log(files, columns, policy, config)
         loss = loss or ("net" if "correct" in log.outcome_names else "regret")
@@ -662,9 +661,7 @@ def swap_command(
         raise click.UsageError(
             "give two files, OLD NEW; or one TABLE, with --old and --new or as a score log; or --policy NAME"
         )
-    result = swap(
-        *grades, alpha=alpha, confidence=confidence, loss=loss or "net", loss_bound=loss_bound or 1, source=source
-    )
+    result = swap(*grades, alpha=alpha, confidence=confidence, loss=loss or "net", loss_bound=loss_bound, source=source)
     if as_json:
         print_json(result.to_dict())
     else:

@@ -17,7 +17,7 @@ from conformal_arbitrage.calibration.options import NET, REGRET, CalibrationOpti
 from conformal_arbitrage.calibration.promises import Cluster, PerSession
 from conformal_arbitrage.core.bounds import Interval, binomial_interval, bounded_interval
 from conformal_arbitrage.core.exact import Bools, Floats, Integers, n_rows, numbers_or_none, row_argmax
-from conformal_arbitrage.core.risk import Loss, Number, as_fraction, top_actions
+from conformal_arbitrage.core.risk import Loss, Number, as_fraction, top_actions, within_unit
 from conformal_arbitrage.errors import OptionError, ScoreLogError
 from conformal_arbitrage.monitoring.limits import NO_LOSS, WHOLE_LOSS, LossSums
 from conformal_arbitrage.scorelog.fitness import cluster_sizes, group_rows, has_sessions, refuse_unfit
@@ -290,6 +290,12 @@ def _problems(certificate: Certificate, log: ScoreLog, unknown: Bools) -> list[s
         problems.append(_OWN_ROWS)
     if isinstance(certificate.identities, dict) and _other_models(certificate.identities, log):
         problems.append("the log was not made by the models this certificate was made with")
+    if certificate.loss_bound == 1 and certificate.loss.name in (REGRET, NET):
+        worth = log.outcome("correct") if certificate.loss.name == NET else log.loss_scores
+        if not within_unit(worth):
+            problems.append(
+                "scores of this log leave [0, 1]: the interval holds only if no loss can exceed the certificate's bound 1"
+            )
     if unknown.any():
         problems.append(
             f"{n_rows(int(unknown.sum()), 'has', 'have')} an unknown loss, counted as {certificate.loss_bound:g} unless "
@@ -408,7 +414,7 @@ def swap(
     alpha: Number,
     confidence: Number = 0.95,
     loss: SwapLoss = "net",
-    loss_bound: Number = 1,
+    loss_bound: Number | None = None,
     source: str = "the grades",
 ) -> Swap:
     """Say whether replacing one model by another loses at most alpha, from grades of both on the same questions.
@@ -422,13 +428,16 @@ def swap(
         alpha: the most that the replacement may lose, per question on average; with gains counted it may be 0 or less.
         confidence: of either verdict.
         loss: "net" counts gains: the difference of the mean grades; "regret" does not.
-        loss_bound: the largest possible difference of two grades.
+        loss_bound: the largest possible difference of two grades of a question, from what they mean; 1 if they lie in
+            [0, 1], and to be stated if one does not.
         source: where the grades come from, for messages.
 
     Raises:
         ScoreLogError: there are no grades, or two differ by more than the bound.
+        OptionError: an option is out of range, or grades leave [0, 1] and the bound is not stated.
     """
-    bound, least = float(as_fraction(loss_bound, name="loss_bound")), -1.0 if loss == "net" else 0.0
+    bound = float(as_fraction(1 if loss_bound is None else loss_bound, name="loss_bound"))
+    least = -1.0 if loss == "net" else 0.0
     risk, sure = float(as_fraction(alpha, name="alpha")), as_fraction(confidence, name="confidence")
     if not 0 < sure < 1:
         raise OptionError(f"confidence must lie above 0 and below 1; got {confidence!r}")
@@ -437,7 +446,10 @@ def swap(
             f"alpha must lie above {least * bound:g} and below the largest loss {bound:g}, with loss 'net' or 'regret'; "
             f"got {risk:g} with {loss!r}"
         )
-    ours, theirs = _paired_columns(old, new, bound, source)
+    ours, theirs = (_grade_column(column, name, source) for column, name in ((old, "old"), (new, "new")))
+    if loss_bound is None:
+        _refuse_outside(np.concatenate((ours, theirs)), source)
+    _refuse_unpaired(ours, theirs, bound, source)
     known = ~np.isnan(ours - theirs)
     differences = (ours - theirs)[known]
     losses = (differences if loss == "net" else np.maximum(differences, 0.0)) / bound
@@ -464,9 +476,18 @@ def swap(
     )
 
 
-def _paired_columns(old: ArrayLike, new: ArrayLike, bound: float, source: str) -> tuple[Floats, Floats]:
-    """Return the grades of both models; refuse other numbers of questions, and differences beyond the bound."""
-    ours, theirs = (_grade_column(column, name, source) for column, name in ((old, "old"), (new, "new")))
+def _refuse_outside(grades: Floats, source: str) -> None:
+    """Refuse grades that leave [0, 1]: the largest one can lose is a matter of their scale, not of those in sight."""
+    outside = grades[(grades < 0) | (grades > 1)]
+    if outside.size:
+        raise OptionError(
+            f"{source}: grades leave [0, 1], such as {outside[0]:g}, so the largest possible loss is not 1; state it from "
+            "what the grades mean, such as 4 for a scale from 1 to 5: loss_bound= (--loss-bound); or rescale them"
+        )
+
+
+def _refuse_unpaired(ours: Floats, theirs: Floats, bound: float, source: str) -> None:
+    """Refuse other numbers of questions, and differences beyond the bound."""
     if len(ours) != len(theirs):
         raise ScoreLogError(
             f"{source}: {len(ours)} grades of the old model and {len(theirs)} of the new; give both of each question"
@@ -477,10 +498,9 @@ def _paired_columns(old: ArrayLike, new: ArrayLike, bound: float, source: str) -
     largest = float(np.nanmax(distances))
     if largest > bound * (1 + 1e-9):
         raise ScoreLogError(
-            f"{source}: two grades differ by {largest:g}, more than {bound:g}; rescale the grades, or state the largest "
-            "possible difference (--loss-bound)"
+            f"{source}: two grades differ by {largest:g}, more than the bound {bound:g}; state the largest possible "
+            "difference, from what the grades mean: loss_bound= (--loss-bound)"
         )
-    return ours, theirs
 
 
 def _grade_column(values: ArrayLike, name: str, source: str) -> Floats:

@@ -208,10 +208,14 @@ def read_run(path: str | Path, *, grade: str | None = None) -> ModelRun:
     with Table(place) as table:
         graded = [name for name in table.types if _words(name) & _GRADED or name == "score"]
         name = grade or (graded[0] if len(graded) == 1 else None)
-        if name not in table.types or "id" not in table.types:
+        if "id" not in table.types:
             raise OptionError(
-                f"{path}: needs a column id and one of grades; it has {', '.join(table.types)}; name the grades with --grade"
+                f"{path}: no column id, which pairs the answers (columns {', '.join(table.types)}); call the column that "
+                "names the questions id"
             )
+        if name not in table.types:
+            told = f"no column {name}" if name else "it is not clear which column has the grades"
+            raise OptionError(f"{path}: {told} (columns {', '.join(table.types)}); name the grades with --grade")
         _refuse_repeated_ids(table, str(path))
         ids, values = table.texts("id").tolist(), table.scalars(name, truths=True).tolist()
     if not all(ids):
@@ -223,6 +227,25 @@ def read_run(path: str | Path, *, grade: str | None = None) -> ModelRun:
         model=str(path),
         answers={id: LoggedAnswer(id=id, grade=value) for id, value in zip(ids, grades, strict=True)},
     )
+
+
+def read_pair(path: str | Path, old: str, new: str) -> tuple[Floats, Floats]:
+    """Read the grades of two models from two columns of one table.
+
+    Raises:
+        ScoreLogError: the table is malformed.
+        OptionError: it lacks a column, or its ids repeat, whatever the case of that column's name.
+    """
+    with Table(path) as table:
+        for option, name in (("--old", old), ("--new", new)):
+            if name not in table.types:
+                raise OptionError(
+                    f"{path}: no column {name} (columns {', '.join(table.types)}); name one with {option}"
+                )
+        for name in table.types:
+            if name.lower() == "id":
+                _refuse_repeated_ids(table, str(path), name)
+        return table.scalars(old, truths=True), table.scalars(new, truths=True)
 
 
 def _from_table(path: str, alpha: float) -> tuple[str, str | None, int]:
@@ -340,15 +363,15 @@ def _id_column(table: ColumnReader, names: Sequence[str]) -> str | None:
     return next((found[0] for found in (called, codes) if len(found) == 1), None)
 
 
-def _refuse_repeated_ids(table: Table, path: str) -> None:
-    """Refuse a table that the printed commands would refuse."""
-    ids = [] if "id" not in table.types else [text for text in table.texts("id").tolist() if text]
+def _refuse_repeated_ids(table: Table, path: str, column: str = "id") -> None:
+    """Refuse a table in which a question has several rows, as the printed commands would."""
+    ids = [] if column not in table.types else [text for text in table.texts(column).tolist() if text]
     repeated = len(ids) - len(set(ids))
     if repeated:
         rows = n_rows(repeated, "has", "have")
         raise OptionError(
-            f"{path}: in column 'id', {rows} the id of an earlier row; keep one row of each question, or rename the column "
-            "if it names something else, such as a conversation"
+            f"{path}: in column '{column}', {rows} the id of an earlier row; keep one row of each question, or rename the "
+            "column if it names something else, such as a conversation"
         )
 
 
