@@ -172,6 +172,43 @@ def test_a_batch_of_which_nothing_is_left_is_certified_again():
     assert open_batch("batch").finish("batch", certify())["expert"] == 100
 
 
+def test_labels_are_not_delivered_under_the_certificate_of_other_verdicts():
+    rows = table_of()
+    drawn(without_truth(rows))
+    assert "there is no certificate yet; run `arbitrage batch certify batch` first" in " ".join(
+        run("batch", "finish", "batch", status=2).stderr.split()
+    )
+    label("batch/sample.csv", rows)
+    early = certify()
+    label("batch/todo.csv", rows)
+    answers = {row["id"]: row["answer"] for row in rows}
+    fine = Path("batch/sample.csv").read_bytes()
+    slips = [{**row, "expert": "none of these"} for row in read_rows("batch/sample.csv")]
+    write_rows("batch/sample.csv", slips)
+    refused = " ".join(run("batch", "finish", "batch", status=2).stderr.split())
+    assert "are others than those of the certificate; run `arbitrage batch certify batch` again" in refused
+    assert not Path("batch/labels.csv").exists()
+    write_rows("batch/sample.csv", [{**row, "expert": answers[row["id"]]} for row in slips])
+    with pytest.raises(CertificateError, match="are others than those"):
+        open_batch("batch").finish("batch", early)
+    Path("batch/sample.csv").write_bytes(fine)
+    run("batch", "finish", "batch")
+
+
+@pytest.mark.parametrize(("kept", "said"), [("all", "all outside the sample"), ("none", "(none)")])
+def test_a_certificate_that_keeps_all_or_nothing_is_shown(kept, said):
+    rows = table_of()
+    for row in rows:
+        row["truth"] = row["answer"] if kept == "all" else "other"
+    drawn(without_truth(rows), error=0.1 if kept == "all" else 0)
+    label("batch/sample.csv", rows)
+    assert said in run("batch", "certify", "batch").stdout
+    assert said in run("certificate", "show", "batch/certificate.json").stdout
+    certificate = certify()
+    assert certificate.rule.keeps == kept
+    assert said in certificate._repr_html_()
+
+
 def test_verdicts_may_say_right_or_wrong():
     rows = table_of()
     drawn(without_truth(rows))
@@ -325,7 +362,7 @@ def test_terms_that_were_changed_after_the_draw_are_refused(field):
     terms = json.loads(Path("batch/batch.json").read_text())
     terms[field] *= 2
     Path("batch/batch.json").write_text(json.dumps(terms))
-    with pytest.raises(CertificateError, match="changed after the draw"):
+    with pytest.raises(CertificateError, match=r"batch\.json: was changed after the draw; restore it"):
         open_batch("batch")
     with pytest.raises(CertificateError, match="drawn with another secret"):
         open_batch("batch", secret=SECRET)
@@ -602,6 +639,33 @@ def test_a_pilot_is_labelled_as_a_whole_before_anything_is_certified():
         certify()
     label("batch/sample.csv", rows, lambda filled: [*filled[:200], *({**row, "expert": ""} for row in filled[200:])])
     assert certify().evidence.missing_guardian_rows == 500
+
+
+def test_verdicts_on_a_pilot_are_fixed_by_the_first_certificate():
+    rows = machine_table(1000)
+    piloted(rows, columns=BatchColumns(id="id"))
+    label("batch/sample.csv", rows, lambda filled: [{**filled[0], "expert": "?"}, *filled[1:]])
+    first = certify()
+    fine = Path("batch/sample.csv").read_bytes()
+    for change in ("a", "?"):
+        pilot = [{**row, "expert": change} for row in read_rows("batch/sample.csv")[:200]]
+        write_rows("batch/sample.csv", [*pilot, *read_rows("batch/sample.csv")[200:]])
+        for again in (certify, lambda: open_batch("batch").finish("batch", first)):
+            with pytest.raises(
+                ScoreLogError, match="the first 200 items, the pilot, were changed after the first cert"
+            ):
+                again()
+        Path("batch/sample.csv").write_bytes(fine)
+    terms = json.loads(Path("batch/batch.json").read_text())
+    Path("batch/batch.json").write_text(json.dumps(terms | {"pilot_verdicts": None}))
+    with pytest.raises(CertificateError, match="changed after the draw"):
+        open_batch("batch")
+    Path("batch/batch.json").write_text(json.dumps(terms))
+    piloted(rows, columns=BatchColumns(id="id"))  # the same draw again
+    assert json.loads(Path("batch/batch.json").read_text()) == terms
+    shown = run("batch", "certify", "batch")
+    assert "no verdict" not in shown.stderr, "a pilot's ? counts for nothing, and is there to stay"
+    assert certify().rule == first.rule
 
 
 def test_a_pilot_without_wrong_labels_leaves_the_stated_order():

@@ -840,6 +840,7 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         digest: of the rows in their order.
         digests: of each column.
         created: when, in UTC.
+        pilot_verdicts: the digest of the pilot's verdicts, fixed by the first certificate; None before it.
         secret_id: the fingerprint of the secret behind the draws.
         signature: of everything else.
     """
@@ -857,6 +858,7 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     digest: str
     digests: dict[str, str]
     created: str
+    pilot_verdicts: str | None = None
     secret_id: str
     signature: str | None = None
 
@@ -886,9 +888,13 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             CertificateError: they are not as they were signed.
         """
         if self.signature is None or not secret.verifies(self._content(), self.signature):
+            if self.secret_id not in secret.fingerprints:
+                raise CertificateError(
+                    f"{source}: was drawn with another secret ({self.secret_id}) than this project's ({secret.id}), or "
+                    "changed after the draw; use that secret, or restore the file"
+                )
             raise CertificateError(
-                f"{source}: was changed after the draw, or drawn with another secret ({self.secret_id}) than this project's "
-                f"({secret.id}); restore it, since what is chosen after the labels promises nothing"
+                f"{source}: was changed after the draw; restore it, since what is chosen after the labels promises nothing"
             )
 
     def _content(self) -> bytes:
@@ -1162,8 +1168,7 @@ class DrawnBatch:
         np.save(buffer, self.items.hashes)
         (folder / _HASHES).write_bytes(buffer.getvalue())
         write_text(folder / SAMPLE, _as_csv(["row", *shown, _EXPERT], lines))
-        document: dict[str, Any] = msgspec.to_builtins(terms)
-        write_text(folder / TERMS, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        _write_terms(folder, terms)
 
     def read_sample(self, folder: str | Path, *, same: LabelComparison = same_label) -> tuple[Filled, Floats]:
         """Return what experts wrote about the items drawn, and whether each machine label is wrong.
@@ -1173,7 +1178,8 @@ class DrawnBatch:
             same: whether a machine label and an expert's are the same.
 
         Raises:
-            ScoreLogError: the file is not as it was written, or the pilot is not labelled as a whole.
+            ScoreLogError: the file is not as it was written, or the pilot is not labelled as a whole, or its verdicts are
+                others than those of the first certificate.
         """
         filled, pilot = self._read(Path(folder) / SAMPLE, self.rows), self.draw.pilot
         if filled.empty[:pilot].any():
@@ -1190,26 +1196,35 @@ class DrawnBatch:
                 for (answer,), expert, right in zip(answers, filled.expert, filled.right.tolist(), strict=True)
             ]
         )
+        fixed = _read_terms(Path(folder)).pilot_verdicts
+        if fixed is not None and _digest_of_verdicts(wrong[:pilot]) != fixed:
+            raise ScoreLogError(
+                f"{Path(folder) / SAMPLE}: verdicts on the first {pilot} items, the pilot, were changed after the first "
+                "certificate; restore them: the score is learned from them, and must not be fitted to what the others say"
+            )
         return filled, wrong
 
     def write_certified(
         self, folder: str | Path, certificate: Certificate, *, same: LabelComparison = same_label,
-        tell: BatchProgress = lambda _: None,
+        secret: ProjectSecret | None = None, tell: BatchProgress = lambda _: None,
     ) -> None:  # fmt: skip
         """Write a certificate with its figure, the labels that are kept, and what is left to experts.
 
-        Labels that experts have given to what was left before stay.
+        Labels that experts have given to what was left before stay. The verdicts on a pilot are fixed from the first on.
 
         Args:
             folder: of the batch.
             certificate: from its labels.
             same: as for `read_sample`.
+            secret: the project's secret.
             tell: is told what is being written.
         """
         folder, rule = Path(folder), certificate.rule
         if not isinstance(rule, Cutoff):
             raise OptionError("this is not the certificate of a batch")
-        kept = self.labels(self.read_sample(folder, same=same)[1]).kept(rule)
+        wrong = self.read_sample(folder, same=same)[1]
+        _fix_pilot(folder, wrong[: self.draw.pilot], secret or ProjectSecret.find())
+        kept = self.labels(wrong).kept(rule)
         left = ~kept
         left[self.rows] = False
         names = self.terms.columns
@@ -1239,18 +1254,26 @@ class DrawnBatch:
 
         Raises:
             ScoreLogError: experts have not labelled all that was left to them.
+            CertificateError: the certificate is not that of the sample's verdicts.
         """
         folder, rule, n = Path(folder), certificate.rule, self.terms.items
         if not isinstance(rule, Cutoff):
             raise OptionError("this is not the certificate of a batch")
         sampled, wrong = self.read_sample(folder, same=same)
-        kept = self.labels(wrong).kept(rule)
+        _refuse_empty(folder / SAMPLE, sampled, self.rows)
+        labels = self.labels(wrong)
+        now = certify_labels(labels)
+        if (now.rule, now.promise, now.evidence) != (rule, certificate.promise, certificate.evidence):
+            raise CertificateError(
+                f"{folder / CERTIFICATE}: the verdicts in {SAMPLE} are others than those of the certificate; run `arbitrage "
+                f"batch certify {folder}` again"
+            )
+        kept = labels.kept(rule)
         rest = ~kept
         rest[self.rows] = False
         left = np.flatnonzero(rest)
         todo = self._read(folder / TODO, left)
-        for name, filled, rows in ((SAMPLE, sampled, self.rows), (TODO, todo, left)):
-            _refuse_empty(folder / name, filled, rows)
+        _refuse_empty(folder / TODO, todo, left)
         expert = np.full(n, None, dtype=object)
         confirmed = np.zeros(n, np.bool_)
         spelling: dict[str, str | None] = {_plain(label): label for label in self.labels_of_machine(_MOST_LABELS)}
@@ -1427,8 +1450,25 @@ def _read_terms(folder: Path) -> BatchTerms:
 
 def _same_draw(terms: BatchTerms, other: BatchTerms) -> bool:
     """Tell whether two terms are of the same draw, whenever it was asked for and wherever the table is."""
-    elsewhere = {"created": "", "table": None, "signature": None}
+    elsewhere = {"created": "", "table": None, "pilot_verdicts": None, "signature": None}
     return msgspec.structs.replace(terms, **elsewhere) == msgspec.structs.replace(other, **elsewhere)
+
+
+def _digest_of_verdicts(wrong: Floats) -> str:
+    return hashlib.sha256(np.where(np.isnan(wrong), 2.0, wrong).astype("<f8").tobytes()).hexdigest()
+
+
+def _fix_pilot(folder: Path, wrong: Floats, secret: ProjectSecret) -> None:
+    """Note the verdicts on a pilot with the terms of its batch, before the first certificate is written."""
+    terms = _read_terms(folder)
+    terms.check(secret, str(folder / TERMS))
+    if len(wrong) and terms.pilot_verdicts is None:
+        _write_terms(folder, msgspec.structs.replace(terms, pilot_verdicts=_digest_of_verdicts(wrong)).signed(secret))
+
+
+def _write_terms(folder: Path, terms: BatchTerms) -> None:
+    document: dict[str, Any] = msgspec.to_builtins(terms)
+    write_text(folder / TERMS, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def _place(folder: Path, table: str | None) -> str:

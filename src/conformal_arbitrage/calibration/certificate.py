@@ -851,7 +851,8 @@ def _path_facts(certificate: "Certificate", rule: promises.Path) -> list[tuple[s
 
 def _batch_facts(rule: Cutoff, promise: Batch, evidence: Evidence) -> list[tuple[str, str]]:
     n = evidence.n
-    below = {"below": f"risk below {rule.risk:.12g}", "all": "all outside the sample", "none": "none"}[rule.keeps]
+    risk = "" if rule.risk is None else f"{rule.risk:.12g}"
+    below = {"below": f"risk below {risk}", "all": "all outside the sample", "none": "none"}[rule.keeps]
     certify, graded = promise.sample - promise.pilot, promise.limit is None
     allowed = f"losses of {as_written(promise.error * n)}" if graded else f"{wrong_allowed(promise.error, n)}"
     lost = f"{evidence.empirical_risk * certify:.6g} lost by {certify}"

@@ -27,6 +27,7 @@ from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_progress, print_table, warn, wrapped
 from conformal_arbitrage.collecting.grading import ask_team, begin_review, read_review, read_verdicts
+from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.importing.quickstart import label_columns
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.scorelog.tables import Table
@@ -289,10 +290,15 @@ def batch_certify_command(
     _read_verdicts(batch, folder, config)
     filled, wrong = batch.read_sample(folder)
     certificate = batch.certify(wrong).sign(secret)
-    batch.write_certified(folder, certificate, tell=print_progress)
+    batch.write_certified(folder, certificate, secret=secret, tell=print_progress)
     in_review = _ask(batch, folder, config, team, labels, instructions, rest=True)
     waiting, kept = int(filled.empty.sum()), certificate.rule.kept if isinstance(certificate.rule, Cutoff) else 0
-    unsaid = [int(row) + 1 for row, said in zip(batch.rows, wrong, strict=True) if said != said]
+    pilot = batch.draw.pilot  # it does not count, and is fixed by now
+    unsaid = [
+        int(row) + 1
+        for row, said in zip(batch.rows[pilot:], wrong[pilot:], strict=True)
+        if said != said and batch.items.labelled[row]
+    ]
     if as_json:
         print_json(certificate.to_dict() | {"without_verdict": unsaid, "in_review": in_review})
         return
@@ -302,11 +308,11 @@ def batch_certify_command(
             f"{len(unsaid)} items of the sample have no verdict ({waiting} not labelled yet) and count as wrong, such as "
             f"rows {some}; label them and certify again"
         )
-    if batch.draw.pilot and isinstance(certificate.rule, Cutoff) and not certificate.rule.learned:
+    if pilot and isinstance(certificate.rule, Cutoff) and not certificate.rule.learned:
         warn(
             "hardly any label of the pilot is wrong, or right, so that no score was learned: items stand by confidence"
         )
-    _warn_of_labels(batch, folder, filled.expert, SAMPLE, "and count as wrong")
+    _warn_of_labels(batch, folder, filled.expert[pilot:], SAMPLE, "and count as wrong")
     print_facts(certificate.facts())
     click.echo(f"\n{wrapped(certificate.summary)}\n")
     if filled.empty.all():
@@ -339,6 +345,10 @@ def batch_finish_command(folder: str, *, table: str | None, engine: str | None, 
     """
     secret = ProjectSecret.find()
     batch = open_batch(folder, None if table is None else options.open_table(table, engine), secret=secret)
+    if not (Path(folder) / CERTIFICATE).exists():
+        raise ConfigError(
+            f"{Path(folder) / CERTIFICATE}: there is no certificate yet; run `arbitrage batch certify {folder}` first"
+        )
     certificate = Certificate.load(Path(folder) / CERTIFICATE, secret=secret)
     _read_verdicts(batch, folder, config)
     counts = batch.finish(folder, certificate)
