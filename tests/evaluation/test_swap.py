@@ -109,9 +109,10 @@ def test_what_cannot_be_judged_is_refused(old, new, options, message):
 def test_the_largest_loss_is_what_grades_mean_and_not_what_is_in_sight(old, new):
     with pytest.raises(OptionError, match=r"grades leave \[0, 1\], such as .*state it from what the grades mean"):
         swap(old, new, alpha=0.05)
-    narrow, wide = (swap(old, new, alpha=0.05, loss_bound=bound) for bound in (2, 4))
-    assert wide.loss_bound == 4
-    assert narrow.interval[1] < wide.interval[1]
+    stated = swap(old, new, alpha=0.05, loss_bound=6)
+    scaled = swap(*([None if g is None else (g + 1) / 6 for g in grades] for grades in (old, new)), alpha=0.05 / 6)
+    assert stated.interval == pytest.approx([6 * end for end in scaled.interval])
+    assert stated.verdict == scaled.verdict
 
 
 def test_a_score_log_grades_its_guardian_and_its_primary_alone():
