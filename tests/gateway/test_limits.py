@@ -30,7 +30,7 @@ def test_a_body_past_the_limit_is_413_whether_its_length_is_told_or_not(house):
 def test_numbers_of_questions_and_actions_their_length_and_depth_have_limits(house):
     gateway = house(gateway={"max_questions": 2, "max_actions": 4, "max_action_length": 10, "max_depth": 12})
     error_of(gateway.decide({**DECISION, "questions": [QUESTION] * 3}), 422, "too_many_questions")
-    error_of(gateway.decide({**DECISION, "questions": []}), 422, "too_many_questions")
+    error_of(gateway.decide({**DECISION, "questions": []}), 422, "no_questions")
     error_of(gateway.decide(choices(*"abcde")), 422, "number_of_actions")
     error_of(gateway.decide(choices("a")), 422, "number_of_actions")
     error_of(gateway.decide(choices("a", "b" * 11)), 422, "long_action")

@@ -25,7 +25,7 @@ from conformal_arbitrage.models import (
 )
 from conformal_arbitrage.models.choices import named_option
 from conformal_arbitrage.models.kinds import Terminal, load_object, source_identity
-from conformal_arbitrage.models.others import call_for, query_from
+from conformal_arbitrage.models.others import FunctionAnswerer, call_for, query_from
 from conformal_arbitrage.models.rendering import RENDERING
 from conformal_arbitrage.types import ChatRequest, Query, Spent
 from tests.models.asking import QUERY
@@ -272,6 +272,42 @@ async def test_an_answerer_of_one_s_own_is_pinned_by_the_source_of_its_class(tmp
     request = ChatRequest({"messages": []})
     one, other = [await answerer.answer(request)], [item async for item in answerer.stream(request)]
     assert one == other == [Answer(message={"role": "assistant", "content": "so"}, confidence=1.0)]
+
+
+def raising(error):
+    async def answer(request):
+        if error is None:
+            return "so"
+        raise error
+
+    return answer
+
+
+async def answers_of(model):
+    return [await model.answer(ChatRequest({"messages": []}))]
+
+
+async def items_of(model):
+    return [item async for item in model.stream(ChatRequest({"messages": []}))]
+
+
+@pytest.mark.parametrize("ask", [answers_of, items_of])
+@pytest.mark.parametrize(
+    ("raised", "expected", "message"),
+    [
+        (KeyError("a"), UpstreamError, "echo failed \\(KeyError: 'a'\\)"),
+        (ReplyError("no use"), ReplyError, "no use"),
+        (None, ReplyError, "echo returned str; return an Answer"),
+        (asyncio.CancelledError(), asyncio.CancelledError, None),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+)
+def test_an_answerer_that_raises_has_failed_on_that_request(ask, raised, expected, message):
+    echo = Echo()
+    echo.answer = raising(raised)
+    with pytest.raises(expected, match=message) as caught:
+        asyncio.run(ask(FunctionAnswerer(echo, "echo")))
+    assert not getattr(caught.value, "retryable", False)
 
 
 def test_normalisers_and_graders_are_pinned_by_their_source_too():

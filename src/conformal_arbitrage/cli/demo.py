@@ -426,6 +426,7 @@ CONSOLE_QUESTIONS = {
 ASSISTANTS = f"""\
 # Two assistants that know a few questions, for the demo of grading.
 from conformal_arbitrage.models.port import Answer
+from conformal_arbitrage.types import message_text
 
 ANSWERS = {CONSOLE_QUESTIONS!r}
 
@@ -435,7 +436,7 @@ class Assistant:
         self.identity, self._place = {{"kind": "function", "name": name}}, place
 
     async def answer(self, request):
-        both = ANSWERS.get(request.messages[-1]["content"], ("I do not know.", "I cannot tell from here."))
+        both = ANSWERS.get(message_text(request.messages[-1]), ("I do not know.", "I cannot tell from here."))
         return Answer(message={{"role": "assistant", "content": both[self._place]}}, confidence=0.5)
 
 

@@ -294,7 +294,7 @@ def read_decisions(data: bytes, limits: GatewayConfig) -> DecisionsRequest:
     if not 1 <= len(request.questions) <= limits.max_questions:
         raise RequestError(
             f"{len(request.questions)} questions; a request may have 1 to {limits.max_questions}",
-            status=422, param="questions", code="too_many_questions",
+            status=422, param="questions", code="too_many_questions" if request.questions else "no_questions",
         )  # fmt: skip
     if not isinstance(request.input, str) and not all(
         isinstance(m.get("role", m.get("type")), str) for m in request.input

@@ -6,7 +6,8 @@ import inspect
 import json
 import math
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -18,7 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from conformal_arbitrage.core.exact import LARGEST_SCORE, Floats, Integers, is_single
-from conformal_arbitrage.errors import ConfigError, NotRecordedError, OptionError, ScoreLogError, UpstreamError
+from conformal_arbitrage.errors import (
+    ConfigError,
+    NotRecordedError,
+    OptionError,
+    ReplyError,
+    ScoreLogError,
+    UpstreamError,
+)
 from conformal_arbitrage.models.chat import ChatConfig
 from conformal_arbitrage.models.choices import DecisionsConfig, LogprobConfig, SamplingConfig
 from conformal_arbitrage.models.completions import requested_identity
@@ -32,6 +40,7 @@ from conformal_arbitrage.models.kinds import (
     source_identity,
 )
 from conformal_arbitrage.models.port import (
+    Answer,
     Answerer,
     Call,
     Identity,
@@ -43,11 +52,12 @@ from conformal_arbitrage.models.port import (
     check_values,
     fingerprint,
     is_sequence,
+    stream_answer,
 )
 from conformal_arbitrage.models.rendering import RENDERING, require_seen
 from conformal_arbitrage.monitoring.votes import PANELS, PanelRule
 from conformal_arbitrage.scorelog.tables import Table
-from conformal_arbitrage.types import Query, Role, Spent
+from conformal_arbitrage.types import ChatRequest, Chunk, Query, Role, Spent
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -91,7 +101,7 @@ class FunctionConfig(ModelConfig, frozen=True, kw_only=True, tag="function"):
                 f"[{context.section}] {self.function}: in text form it must be an object with `answer` and `identity`"
             )
         pinned = {**source_identity(answerer), **requested_identity(context.request_settings)}
-        return WrappedModel(answerer, pinned)
+        return WrappedModel(FunctionAnswerer(answerer, self.name), pinned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,47 @@ class FunctionPort(WholePort):
             return self.function(query)
 
     def _failure(self, error: Exception) -> UpstreamError:
-        return UpstreamError(f"{self.name} failed ({describe(error)})", spent=Spent(calls=1, cost=None))
+        return _failed(self.name, error)
+
+
+def _failed(name: str, error: Exception) -> UpstreamError:
+    """Return the failure of a function that raised; like any other of a model, and not retried."""
+    return UpstreamError(f"{name} failed ({describe(error)})", spent=Spent(calls=1, cost=None))
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAnswerer:
+    """An object of the user's own that answers in free text. One that raises has failed on that request."""
+
+    answerer: Answerer
+    name: str
+
+    @property
+    def identity(self) -> Identity:
+        """The object's own."""
+        return self.answerer.identity
+
+    async def answer(self, request: ChatRequest) -> Answer:
+        """Return the object's answer."""
+        with UserCode(self._failure):
+            return self._checked(await self.answerer.answer(request))
+
+    async def stream(self, request: ChatRequest) -> AsyncGenerator[Chunk | Answer]:
+        """Yield the object's chunks, if it streams, then its answer."""
+        with UserCode(self._failure):
+            async with aclosing(stream_answer(self.answerer, request)) as items:
+                async for item in items:
+                    yield item if isinstance(item, Mapping) else self._checked(item)
+
+    def _checked(self, answer: object) -> Answer:
+        if isinstance(answer, Answer):
+            return answer
+        raise ReplyError(
+            f"{self.name} returned {type(answer).__name__}; return an Answer", spent=Spent(calls=1, cost=None)
+        )
+
+    def _failure(self, error: Exception) -> UpstreamError:
+        return _failed(self.name, error)
 
 
 class FunctionScorer:
