@@ -395,6 +395,52 @@ def test_a_second_draw_is_recognised_though_cells_were_edited():
     assert "the 2 earlier" in third.certify(np.zeros(100)).guarantee
 
 
+@pytest.mark.parametrize("numbers", [False, True], ids=["texts", "numbers"])
+@pytest.mark.parametrize("edited", [False, True], ids=["as it was", "edited"])
+@pytest.mark.parametrize(
+    "named",
+    [{"id": "key"}, {"id": None}, {"confidence": "sure"}, {"id": "key", "confidence": "sure", "truth": "truth"}],
+    ids=lambda named: ",".join(named),
+)
+def test_a_second_draw_is_recognised_whichever_columns_are_named(named, edited, numbers):
+    rows = [
+        {
+            "id": k if numbers else f"item-{k}",
+            "key": 7000 + k if numbers else f"key-{k}",
+            **{name: cell for name, cell in row.items() if name not in ("id", "text")},
+            "sure": round(row["confidence"] / 2, 3),
+        }
+        for k, row in enumerate(table_of())
+    ]
+    drawn(rows)
+    if edited:
+        for k, row in enumerate(rows):
+            row |= {"confidence": round(row["confidence"] * 0.9, 4), "key": row["key"] if k % 3 else f"other-{k}"}
+    columns = BatchColumns(**{"id": "id", **named})
+    second = draw_batch(write_rows("second.csv", rows), error=0.1, sample=90, columns=columns)
+    assert (second.terms.draw, second.terms.promised) == (2, 0.9)
+
+
+def test_a_second_draw_of_labels_and_confidences_alone_is_recognised():
+    rows = [{**row, "sure": round(row["confidence"] / 2 + k / 9973, 4)} for k, row in enumerate(table_of())]
+    rows = [{name: row[name] for name in ("answer", "confidence", "sure")} for row in rows]
+    write_rows("answers.csv", rows)
+    for number, name in enumerate(("confidence", "sure"), 1):
+        columns = BatchColumns(confidence=name)
+        assert draw_batch("answers.csv", error=0.1, sample=90, columns=columns).terms.draw == number
+
+
+def test_other_items_with_like_columns_begin_anew():
+    rng = np.random.default_rng(6)
+    places = [f"place {k}" for k in range(150)]
+    for pile in range(3):
+        rows = [
+            {"index": k, **row, "id": f"{pile}-{k}", "place": str(rng.choice(places)), "share": "87 %"}
+            for k, row in enumerate(table_of(100, seed=20 + pile))
+        ]
+        assert drawn(rows, sample=50, folder=f"batch-{pile}", table=f"{pile}.csv").terms.draw == 1
+
+
 def test_the_same_draw_again_has_the_same_sample_and_other_items_begin_anew():
     rows = without_truth(table_of())
     first, again = drawn(rows), drawn(rows)

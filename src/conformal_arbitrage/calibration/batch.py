@@ -6,11 +6,13 @@ import hmac
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -601,18 +603,22 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
                 "(--answer-column, --confidence-column, --id-column, --truth-column)"
             )
     confidence, converted = read_confidence(table, columns.confidence)
-    hashed, labelled = np.empty(table.rows, np.uint64), np.empty(table.rows, np.bool_)
+    hashed, labelled, kinds = np.empty(table.rows, np.uint64), np.empty(table.rows, np.bool_), list[str]()
 
     def read_answers(rows: slice, texts: TextBytes) -> None:
         hashed[rows], labelled[rows] = cell_hashes(texts), np.diff(texts.bounds) > 0
+        if not rows.start:
+            kinds.append(_kind_of(texts))
 
     table.map_texts([columns.answer], read_answers)
     unsure = ~np.isfinite(confidence)
     _refuse_unsure(table.source, columns, labelled & unsure)
     confidence[unsure] = 0
     cells = {columns.answer: hashed, columns.confidence: cell_hashes(confidence)}
+    read = {columns.answer: (hashed, "".join(kinds))}
     if columns.id is not None:
-        cells[columns.id] = _text_hashes(table, [columns.id])
+        read[columns.id] = _text_hashes(table, columns.id)
+        cells[columns.id] = read[columns.id][0]
     features = _read_features(table, columns, cells) if pilot else None
     hashes, risk = _row_hashes(list(cells.values())), np.subtract(1, confidence, out=confidence)
     risk[~labelled] = np.inf
@@ -624,7 +630,7 @@ def read_items(table: ColumnReader, columns: BatchColumns, *, marked: bool = Tru
         names=names_of(hashes) if columns.id is None else cells[columns.id],
         features=features,
         columns={name: log_digest(table.rows, int(column.sum())) for name, column in cells.items()},
-        marks=_marks(table, columns, cells) if marked else {},
+        marks=_marks(table, columns, cells, read) if marked else {},
         converted=converted,
     )
 
@@ -663,15 +669,32 @@ def _refuse_unsure(source: str, columns: BatchColumns, bad: Bools) -> None:
         )
 
 
-def _text_hashes(table: ColumnReader, names: Sequence[str]) -> Words:
-    """Return the hashes of columns as one text per row."""
-    hashes = np.empty(table.rows, np.uint64)
+def _column_hashes(table: ColumnReader, name: str) -> tuple[Words, str]:
+    """Return the hashes of a column's cells, whatever it is named for, and of which kind they are."""
+    if table.types[name].startswith(_FRACTIONS):
+        return cell_hashes(table.scalars(name)), "fraction"
+    return _text_hashes(table, name)
+
+
+def _text_hashes(table: ColumnReader, name: str) -> tuple[Words, str]:
+    """Return the hashes of a column as texts, and of which kind they are."""
+    hashes, kinds = np.empty(table.rows, np.uint64), list[str]()
 
     def read(rows: slice, texts: TextBytes) -> None:
         hashes[rows] = cell_hashes(texts)
+        if not kinds:
+            kinds.append(_kind_of(texts))
 
-    table.map_texts(names, read)
-    return hashes
+    table.map_texts([name], read)
+    return hashes, "".join(kinds)
+
+
+def _kind_of(texts: TextBytes) -> str:
+    """Tell whether the first cells of a column are a text, a number or a fraction."""
+    said = [text for text in texts[_LOOKED_AT].strings().tolist() if text]
+    if all(text.isdecimal() for text in said):
+        return "number"
+    return "fraction" if all(_FRACTION.fullmatch(text) for text in said) else "text"
 
 
 def _refuse_same_ids(table: ColumnReader, name: str | None, items: BatchItems) -> None:
@@ -692,31 +715,57 @@ def _refuse_same_ids(table: ColumnReader, name: str | None, items: BatchItems) -
 
 
 _MARKS: Final = 1000
+_FRACTIONS: Final = ("FLOAT", "DOUBLE", "DECIMAL")
+_FRACTION: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan", re.IGNORECASE)
+_LOOKED_AT: Final = slice(0, 100)
+_TELLING_TEXT: Final = 0.95
+"""A text column tells items apart if so many of its cells are different: others are shared by other piles, too."""
 
 
-def _marks(table: ColumnReader, columns: BatchColumns, cells: dict[str, Words]) -> dict[str, list[int]]:
+def _marks(
+    table: ColumnReader, columns: BatchColumns, cells: dict[str, Words], read: dict[str, tuple[Words, str]]
+) -> dict[str, list[int]]:
     """Return by what items are recognised in another table: the smallest hashes of what they are, by kind.
 
-    An item is known by its content, which is all but id, label, confidence and truth, and by its id. What is the same in
-    most rows tells none of them apart and is left out; where nothing else is left, whole rows are compared.
+    An item is known by its id, by each of its texts, by its content, which is all but id, label, confidence and truth, and,
+    whichever columns are named for what, by its whole row without fractions, which machines compute anew. What is the same
+    in many rows tells none of them apart and is left out; where nothing else is left, fractions are compared, too.
     """
-    spoken_for = {columns.answer, columns.confidence, columns.id, columns.truth}
-    rest = [name for name in table.types if name not in spoken_for]
-    kinds = {"id": cells[columns.id]} if columns.id is not None else {}
-    if rest:
-        kinds["content"] = _text_hashes(table, rest)
-    marks = {kind: smallest for kind, hashes in kinds.items() if (smallest := _smallest(hashes))}
+    spoken_for, fractions = {columns.answer, columns.confidence, columns.id, columns.truth}, list[str]()
+    whole, content = (np.zeros(table.rows, np.uint64) for _ in range(2))
+    marks: dict[str, list[int]] = {}
+    for name, type in table.types.items():
+        if type.startswith(_FRACTIONS) and name in spoken_for - read.keys():
+            fractions.append(name)
+            continue
+        hashes, kind = read[name] if name in read else _column_hashes(table, name)
+        if kind == "fraction":
+            fractions.append(name)
+        else:
+            whole += hashes
+        if name not in spoken_for:
+            content += hashes
+        if name == columns.id:
+            marks["id"] = _smallest(hashes)
+        elif name not in spoken_for and kind == "text":
+            marks[f"column {name}"] = _smallest(hashes, telling=_TELLING_TEXT)
+    marks |= {"content": _smallest(content), "row": _smallest(whole)}
+    if not marks["row"]:
+        for name in fractions:
+            whole += _column_hashes(table, name)[0]
+        marks["row"] = _smallest(whole)
+    marks = {kind: smallest for kind, smallest in marks.items() if smallest}
     if not marks:
-        whole = cells[columns.answer] * np.uint64(3) + cells[columns.confidence]
-        marks["row"] = _smallest(whole, telling=False)
+        said = cells[columns.answer] * np.uint64(3) + cells[columns.confidence]
+        marks = {"row": _smallest(whole, telling=0), "said": _smallest(said, telling=0)}
     return marks
 
 
-def _smallest(hashes: Words, *, telling: bool = True) -> list[int]:
-    """Return the smallest of some hashes; none if they tell fewer than half of the rows apart."""
+def _smallest(hashes: Words, *, telling: float = 0.5) -> list[int]:
+    """Return the smallest of some hashes; none if they tell fewer than such a share of the rows apart."""
     some = hashes if len(hashes) <= 2 * _MARKS else np.partition(hashes, 2 * _MARKS)[: 2 * _MARKS]
     distinct = np.unique(some)
-    return [] if telling and 2 * len(distinct) < len(some) else distinct[:_MARKS].tolist()
+    return [] if len(distinct) < telling * len(some) else distinct[:_MARKS].tolist()
 
 
 # --- A score learned from a pilot ---
@@ -1031,9 +1080,10 @@ def _are_shared(entry: dict[str, Any], items: BatchItems) -> bool:
     """Tell whether an earlier draw was from these items, or from a good part of them."""
     if entry["digest"] == items.digest:
         return True
-    for kind, marks in items.marks.items():
-        earlier: list[int] = entry["marks"].get(kind, [])
-        last = min(max(marks), max(earlier, default=0))  # below it both lists are whole
+    for marks, earlier in product(
+        items.marks.values(), entry["marks"].values()
+    ):  # what is an id may be called otherwise
+        last = min(marks[-1], earlier[-1])  # below it both lists are whole
         ours, theirs = ({mark for mark in some if mark <= last} for some in (marks, earlier))
         if _SHARED * len(ours & theirs) >= max(min(len(ours), len(theirs)), 1):
             return True
