@@ -17,6 +17,7 @@ from conformal_arbitrage import Certificate, OptionError, ProjectSecret, ScoreLo
 from conformal_arbitrage.cli import cli
 from conformal_arbitrage.importing.quickstart import quick_start
 from conformal_arbitrage.live.config import read_config
+from tests.cascades import world
 from tests.importing.files import batch_line, inspect_sample, sample, write_eval, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,10 +194,14 @@ def test_runs_of_evaluation_tools_are_told_apart(tmp_path, kind):
 
 def test_what_cannot_be_started_from_is_named(tmp_path):
     Path("x.csv").write_text("name,age\na,1\n")
+    Path("items.csv").write_text("id,answer,confidence\na,yes,0.5\n")
+    world(np.random.default_rng(0), 30).write("chain.csv")
     write_eval(tmp_path / "s.eval", [])
     write_lines(tmp_path / "s.jsonl", [batch_line("a", "4")])
     for have, files, problem in (
         ("csv", ["x.csv"], r"no scores of two models among its columns \(name, age\)"),
+        ("csv", ["chain.csv"], "as for a cascade: arbitrage calibrate chain.csv --path --alpha 0.05"),
+        ("csv", ["items.csv"], "arbitrage batch plan items.csv --error 5%"),
         ("csv", [], "name one table"),
         ("eval", ["x.csv"], "name two runs"),
         ("eval", ["x.csv", "x.csv"], "not a run of lm-eval"),

@@ -23,6 +23,7 @@ from conformal_arbitrage.importing.lm_eval_samples import lm_eval_run
 from conformal_arbitrage.importing.pairing import LoggedAnswer, ModelRun
 from conformal_arbitrage.live.config import template
 from conformal_arbitrage.models.kinds import Form
+from conformal_arbitrage.scorelog.cascade import GUARDIAN_NAME
 from conformal_arbitrage.scorelog.log import read_confidence
 from conformal_arbitrage.scorelog.tables import ColumnReader, Table
 
@@ -286,6 +287,16 @@ def _from_table(path: str, alpha: float) -> tuple[str, str | None, int]:
             f"; rows without a grade, which count as the largest loss: {missing} of {len(ungraded)}" if missing else ""
         )
         return summary + few, f"arbitrage router-log {_quoted(path)} {columns} -o {LOG}", missing
+    if f"{GUARDIAN_NAME}_grade" in names and any(name.endswith("_confidence") for name in names):
+        raise OptionError(
+            f"{path}: several models and a Guardian, as for a cascade: arbitrage calibrate {_quoted(path)} --path "
+            f"--alpha {alpha:g} -o certificate.json"
+        )
+    if "confidence" in names and any(name in _ANSWERS for name in names):
+        raise OptionError(
+            f"{path}: items with a machine's labels, for experts to label some of: arbitrage batch plan {_quoted(path)} "
+            f"--error {100 * alpha:g}%"
+        )
     raise OptionError(
         f"{path}: no scores of two models among its columns ({', '.join(names)}); it needs two columns of lists, one column "
         "per option and model (p_yes, p_no, g_yes, g_no), or a confidence and two grades (confidence, small_ok, large_ok); "
