@@ -194,7 +194,7 @@ def test_runs_of_evaluation_tools_are_told_apart(tmp_path, kind):
 
 def test_what_cannot_be_started_from_is_named(tmp_path):
     Path("x.csv").write_text("name,age\na,1\n")
-    Path("items.csv").write_text("id,answer,confidence\na,yes,0.5\n")
+    Path("items.csv").write_text("id,answer,confidence\na,cat,0.5\n")
     world(np.random.default_rng(0), 30).write("chain.csv")
     write_eval(tmp_path / "s.eval", [])
     write_lines(tmp_path / "s.jsonl", [batch_line("a", "4")])
