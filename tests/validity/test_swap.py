@@ -19,11 +19,13 @@ WORLDS = {
     "graded net": ("net", 0.02, ((1, 0.2), 0.1), ((0.3, 0.9), 0.1)),
     "not worse": ("net", 0.0, ((1, 0), 0.03), ((0, 1), 0.03)),
 }
+SCALE = "1 to 5"
+WORLDS_AND_SCALE = {**WORLDS, SCALE: ("regret", 0.02, ((5, 1), 0.005), ((4, 5), 0.1))}
 
 
 def drawn(rng, world, n=LOOKS[-1]):
     """Grades of both models whose expected loss is the world's alpha."""
-    *_, (first, p), (second, q) = WORLDS[world]
+    *_, (first, p), (second, q) = WORLDS_AND_SCALE[world]
     u = rng.random(n)[:, None]
     both = np.where(u < p, np.array(first), np.where(u < p + q, np.array(second), 1.0))
     return both[:, 0], both[:, 1]
@@ -31,6 +33,16 @@ def drawn(rng, world, n=LOOKS[-1]):
 
 def shipped(old, new, loss, alpha):
     return swap(old, new, alpha=alpha, confidence=1 - LEVEL, loss=loss).verdict
+
+
+def on_its_scale(old, new, loss, alpha):
+    return swap(old, new, alpha=alpha, confidence=1 - LEVEL, loss=loss, loss_bound=4).verdict
+
+
+def as_far_as_seen(old, new, loss, alpha):
+    """Plant the largest difference in sight in the place of what the scale allows."""
+    seen = max(1.0, float(np.abs(old - new).max()))
+    return swap(old, new, alpha=alpha, confidence=1 - LEVEL, loss=loss, loss_bound=seen).verdict
 
 
 def fixed_size(old, new, loss, alpha):
@@ -49,7 +61,7 @@ def half_unknown(old, new, loss, alpha):
 
 def verdicts(world, judge, *, runs, seed=0):
     """Return in how many runs each wrong verdict ever came."""
-    rng, (loss, alpha, *_) = np.random.default_rng(seed), WORLDS[world]
+    rng, (loss, alpha, *_) = np.random.default_rng(seed), WORLDS_AND_SCALE[world]
     counts = {"switch": 0, "keep": 0}
     for _ in range(runs):
         old, new = drawn(rng, world)
@@ -68,13 +80,15 @@ def test_peeking_at_a_test_for_a_fixed_number_of_rows_is_caught_in_a_small_run()
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("world", WORLDS)
-def test_wrong_verdicts_are_as_rare_as_stated(world):
-    counts = verdicts(world, shipped, runs=2000, seed=1)
+@pytest.mark.parametrize(("world", "judge"), [*((world, shipped) for world in WORLDS), (SCALE, on_its_scale)])
+def test_wrong_verdicts_are_as_rare_as_stated(world, judge):
+    counts = verdicts(world, judge, runs=2000, seed=1)
     assert max(counts.values()) <= LEVEL * 2000, counts
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("planted", [fixed_size, half_unknown])
-def test_what_people_do_instead_is_caught(planted):
-    assert max(verdicts("0/1 regret", planted, runs=2000, seed=1).values()) > 1.2 * LEVEL * 2000
+@pytest.mark.parametrize(
+    ("world", "planted"), [("0/1 regret", fixed_size), ("0/1 regret", half_unknown), (SCALE, as_far_as_seen)]
+)
+def test_what_people_do_instead_is_caught(world, planted):
+    assert max(verdicts(world, planted, runs=2000, seed=1).values()) > 1.2 * LEVEL * 2000

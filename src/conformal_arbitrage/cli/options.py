@@ -243,7 +243,7 @@ missing_guardian = click.option(
     help="Count rows without a Guardian score as the largest loss.",
 )
 loss_bound = click.option(
-    "--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores leave [0, 1]."
+    "--loss-bound", metavar="B", help="Largest possible loss; needed if Guardian scores, or grades, leave [0, 1]."
 )
 
 
