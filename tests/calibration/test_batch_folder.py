@@ -289,7 +289,7 @@ def test_percentages_are_converted_and_items_without_a_label_go_to_experts():
         (lambda rows: [{**rows[0], "id": "item-x"}, *rows[1:]], "1 row not given to experts.*such as item-x"),
         (lambda rows: [{**rows[0], "id": rows[1]["id"]}, *rows[1:]], "1 row twice"),
         (lambda rows: [*rows, {**rows[0], "id": "item-1000"}], "1 row not given.*such as item-1000"),
-        (lambda rows: rows[1:], "1 row missing, such as the item of row"),
+        (lambda rows: rows[1:], r"1 row missing, such as item-\d+ \(column 'id'\)"),
         (lambda rows: [*rows, rows[0]], "1 row twice"),
         (lambda rows: [{k: v for k, v in row.items() if k != "id"} for row in rows], "no column 'id'"),
         (lambda rows: [{k: v for k, v in row.items() if k != "expert"} for row in rows], "no column 'expert'"),
@@ -375,6 +375,68 @@ def test_a_folder_keeps_its_draw():
     with pytest.raises(ArbitrageError, match="holds another draw"):
         drawn(rows, sample=120)
     assert {path.name: path.read_bytes() for path in Path("batch").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (["--truth-column", "answer"], "'answer' is named for answer and truth"),
+        (["--truth-column", "confidence"], "'confidence' is named for confidence and truth"),
+        (["--id-column", "truth", "--truth-column", "truth"], "'truth' is named for truth and id"),
+    ],
+)
+def test_a_column_with_two_roles_is_refused(named, message):
+    write_rows("answers.csv", table_of())
+    draw = ("batch", "draw", "answers.csv", "--error", "10%", "--sample", "50", "-o", "batch")
+    assert message in " ".join(run(*draw, *named, status=2).stderr.split())
+    assert not Path("batch").exists()
+
+
+@pytest.mark.parametrize("name", ["row", "Row", "expert", "right", "by"])
+def test_ids_that_are_called_as_a_column_that_is_written_are_refused(name):
+    rows = [{name: row["id"], **{k: cell for k, cell in row.items() if k != "id"}} for row in table_of()]
+    with pytest.raises(OptionError, match="a column of that name is written"):
+        draw_batch(write_rows("answers.csv", rows), error=0.1, sample=50, columns=BatchColumns(id=name))
+
+
+def test_columns_of_the_table_that_are_called_as_those_of_experts_are_not_shown():
+    rows = [{**row, "Expert": "me", "RIGHT": "no"} for row in without_truth(table_of())]
+    drawn(rows)
+    assert set(read_rows("batch/sample.csv")[0]) == {"row", "id", "text", "expert"}
+    label("batch/sample.csv", table_of())
+    assert certify().evidence.missing_guardian_rows == 0
+
+
+def test_a_draw_that_fails_is_none_and_leaves_nothing():
+    rows = without_truth(table_of())
+    others = [{**row, "id": f"other-{k}"} for k, row in enumerate(without_truth(table_of(seed=3)))]
+    drawn(others, folder="taken", table="taken.csv")
+    write_rows("answers.csv", rows)
+    draw = ["batch", "draw", "answers.csv", "--error", "10%"]
+    for size, more in enumerate(
+        (
+            ["-o", "taken"],
+            ["-o", "answers.csv/inside"],
+            ["-o", "new", "--review", "people"],
+            ["-o", "n", "--label", "x"],
+        )
+    ):
+        run(*draw, "--sample", str(50 + size), *more, status=2)
+    assert {path.name for path in Path().iterdir()} == {"taken", "taken.csv", "answers.csv", "config"}
+    assert json.loads(run(*draw, "--sample", "100", "-o", "batch", "--json").stdout)["draw"] == 1
+
+
+@pytest.mark.parametrize(("right", "expert"), [("yes", "other"), ("no", "the same")])
+def test_a_verdict_that_contradicts_itself_is_refused(right, expert):
+    rows = table_of()
+    answers = {row["id"]: row["answer"] for row in rows}
+    drawn(without_truth(rows))
+    label("batch/sample.csv", rows)
+    said = [{**row, "right": ""} for row in read_rows("batch/sample.csv")]
+    said[7] |= {"right": right, "expert": answers[said[7]["id"]].upper() if expert == "the same" else expert}
+    write_rows("batch/sample.csv", said)
+    with pytest.raises(ScoreLogError, match=rf"sample\.csv: {said[7]['id']} has [01] in column 'right'.*'expert'.*'s;"):
+        certify()
 
 
 # --- Draws from the same items ---
@@ -513,6 +575,7 @@ def test_a_plan_shows_what_samples_may_save():
     assert plan.best in shares
     assert shares[2000] == 0
     assert plan.rows[0].limit == -1
+    assert plan_batch(polars.DataFrame(table_of(2000)), error=0).best is None
     assert all(row.saved_if_twice <= row.saved for row in plan.rows)
     with pytest.raises(OptionError, match=r"write 87 as 87% or 0\.87"):
         plan_batch(polars.DataFrame([{**row, "confidence": 87.0} for row in table_of(50)]), error=0.05)
@@ -574,6 +637,11 @@ def test_labels_of_free_text_are_not_compared_with_the_tables():
     write_rows("answers.csv", [{**row, "answer": f"Because of {row['id']}."} for row in without_truth(table_of())])
     batch = draw_batch("answers.csv", error=0.1, sample=100, columns=COLUMNS)
     assert not batch.unknown_labels(["no reason at all"])
+
+
+def test_a_plan_in_which_nothing_is_saved_says_so():
+    write_rows("answers.csv", table_of())
+    assert "None of these sizes saves any label." in run("batch", "plan", "answers.csv", "--error", "0%").stdout
 
 
 def test_the_command_draws_for_graded_losses():

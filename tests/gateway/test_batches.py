@@ -226,4 +226,7 @@ def test_free_text_is_no_menu(gate):
         "batch", "draw", "texts.csv", "--error", "0.1", "--sample", "9", "-o", "batch", "--review", TEAM, status=2
     )
     assert "people choose from 2 to 100 labels" in shown.stderr
-    assert len(read_rows("batch/sample.csv")) == 9  # which can be filled in
+    assert not Path("batch").exists()
+    again = run("batch", "draw", "texts.csv", "--error", "0.1", "--sample", "10", "-o", "batch", "--json")
+    assert json.loads(again.stdout)["draw"] == 1  # what failed was none
+    assert len(read_rows("batch/sample.csv")) == 10  # which can be filled in

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ from conformal_arbitrage.scorelog.tables import (
     Table,
     TextBytes,
     all_distinct,
+    new_folder,
     quoted,
     strings,
     write_text,
@@ -962,6 +963,7 @@ def draw_batch(
     confidence: Number = 0.95,
     columns: BatchColumns | None = None,
     secret: ProjectSecret | None = None,
+    check: "Callable[[DrawnBatch], None]" = lambda _: None,
 ) -> "DrawnBatch":
     """Draw the items of a table that experts are to label.
 
@@ -978,22 +980,25 @@ def draw_batch(
         confidence: the probability of the promise.
         columns: which columns say what; by default `answer`, `confidence` and, if there is one, `id`.
         secret: the project's secret; by default it is looked for, or made.
+        check: is called before the draw is noted, which what it raises prevents, so that a draw of no use does not count.
 
     Raises:
-        OptionError: a number is out of range, or these items were drawn from so often that nothing can be promised.
+        OptionError: a number is out of range, a column has two roles, or these items were drawn from so often that nothing
+            can be promised.
     """
     share, level = check_shares(error, confidence)
     secret = secret or ProjectSecret.find()
     with open_items(source) as table:
         columns = columns or BatchColumns(id="id" if "id" in table.types else None)
         _refuse_unordered(source, columns)
+        _refuse_roles(columns)
         _refuse_pilot(pilot, sample, columns)
         items = read_items(table, columns, pilot=pilot > 0)
         _refuse_same_ids(table, columns.id, items)
     n = len(items.risk)
     if not 1 <= sample <= n:
         raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
-    number, spent = _counted_draw(items, [float(share), float(level), sample, secret.id, pilot, graded])
+    number, spent, note = _counted_draw(items, [float(share), float(level), sample, secret.id, pilot, graded])
     terms = BatchTerms(
         table=str(source) if isinstance(source, str | Path) else None,
         columns=columns,
@@ -1010,18 +1015,39 @@ def draw_batch(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         secret_id=secret.id,
     )
-    return DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret, items.names))
+    batch = DrawnBatch(source=source, terms=terms.signed(secret), items=items, draw=terms.drawn(secret, items.names))
+    check(batch)
+    note()
+    return batch
 
 
-def _counted_draw(items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction]:
-    """Note a draw; return its number, and with which probability all so far may fail. Refuse one that promises nothing."""
-    number, spent = _note_draw(user_folder() / DRAWS_FILE, items, chosen)
+def _refuse_roles(columns: BatchColumns) -> None:
+    """Refuse one column for two purposes, and ids that are called like a column that is written."""
+    roles = {"answer": columns.answer, "confidence": columns.confidence, "truth": columns.truth, "id": columns.id}
+    for (role, name), (other, same) in combinations(roles.items(), 2):
+        if name is not None and name == same:
+            raise OptionError(
+                f"column '{name}' is named for {role} and {other}; name another (--{role}-column, --{other}-column)"
+            )
+    if columns.id is not None and columns.id.casefold() in _WRITTEN:
+        raise OptionError(
+            f"ids are in column '{columns.id}', and a column of that name is written for experts; rename it in the table, "
+            "or name another (--id-column)"
+        )
+
+
+def _counted_draw(items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction, Callable[[], None]]:
+    """Return the number of a draw, with which probability all so far may fail, and what notes it.
+
+    Refuse one that promises nothing.
+    """
+    number, spent, note = _count_draw(user_folder() / DRAWS_FILE, items, chosen)
     if spent >= 1:
         raise OptionError(
             f"this is draw {number} from these items, and together the draws may fail with probability {float(spent):g}, so "
             "that nothing is promised by a choice among them; keep the first draw, or let experts label every item"
         )
-    return number, spent
+    return number, spent, note
 
 
 def _refuse_unordered(source: object, columns: BatchColumns) -> None:
@@ -1044,8 +1070,10 @@ def _refuse_pilot(pilot: int, sample: int, columns: BatchColumns) -> None:
         text_embedding()
 
 
-def _note_draw(path: Path, items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction]:
-    """Note a draw, and return its number among those from the same items and the level that these spend together.
+def _count_draw(
+    path: Path, items: BatchItems, chosen: list[float | int | str]
+) -> tuple[int, Fraction, Callable[[], None]]:
+    """Return a draw's number among those from the same items, the level that these spend together, and what notes it.
 
     The same draw again is none: it has the same sample.
     """
@@ -1056,14 +1084,18 @@ def _note_draw(path: Path, items: BatchItems, chosen: list[float | int | str]) -
     spent = sum(
         (as_fraction(entry["chosen"][1], name="level") for entry in earlier), as_fraction(chosen[1], name="level")
     )
-    if not again and spent < 1:
+
+    def note() -> None:
+        if again:
+            return
         entry = {"digest": items.digest, "chosen": chosen, "marks": items.marks}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise OutputError(f"{path.parent}: cannot be made ({error}); draws are noted there") from error
         write_text(path, json.dumps({"draws": [*draws, entry]}) + "\n")
-    return len(earlier) + 1, spent
+
+    return len(earlier) + 1, spent, note
 
 
 def _read_draws(path: Path) -> list[dict[str, Any]]:
@@ -1097,6 +1129,9 @@ TERMS, SAMPLE, CERTIFICATE = "batch.json", "sample.csv", "certificate.json"
 KEPT, TODO, LABELS, FIGURE = "kept.csv", "todo.csv", "labels.csv", "figure.svg"
 _HASHES: Final = "rows.npy"
 _EXPERT, _RIGHT, _UNDECIDED = "expert", "right", "?"
+_WRITTEN: Final = frozenset({"row", _EXPERT, _RIGHT, "label", "by"})
+"""Columns of the files beside those of the table, in whichever case."""
+_UNSHOWN: Final = _WRITTEN - {"label", "by"}
 _TRUTHS: Final = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
 _FEW: Final = 3
 _MOST_LABELS: Final = 1000
@@ -1189,6 +1224,17 @@ class DrawnBatch:
         usual = {_plain(label) for label in (*labels, *known, "", _UNDECIDED)}
         return Counter(label for label in given if _plain(label) not in usual)
 
+    def check_folder(self, folder: str | Path) -> None:
+        """Refuse a folder that holds another draw, or cannot be written to."""
+        folder = Path(folder)
+        if (folder / TERMS).exists():
+            if not _same_draw(_read_terms(folder), self.terms):
+                raise OutputError(f"{folder}: holds another draw; name a new folder")
+            return
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            raise OutputError(f"{folder}: cannot be written to; name another folder")
+
     def write(self, folder: str | Path, *, show_answers: bool = False) -> None:
         """Write the sample for experts to label, and what was fixed before they did, into a new folder.
 
@@ -1199,11 +1245,10 @@ class DrawnBatch:
             show_answers: show experts the machine's labels, which may sway them.
         """
         folder, table = Path(folder), self.terms.table
+        self.check_folder(folder)
         if (folder / TERMS).exists():
-            if _same_draw(_read_terms(folder), self.terms):
-                return  # labelling may have begun
-            raise OutputError(f"{folder}: holds another draw; name a new folder")
-        folder.mkdir(parents=True, exist_ok=True)
+            return  # labelling may have begun
+        new_folder(folder)
         terms = msgspec.structs.replace(self.terms, table=None if table is None else os.path.relpath(table, folder))
         with open_items(self.source) as reader:
             names = self.terms.columns
@@ -1240,6 +1285,7 @@ class DrawnBatch:
             )
         with open_items(self.source) as table:
             answers = table.some_rows(self.rows, [self.terms.columns.answer])
+        self._refuse_contradictions(Path(folder) / SAMPLE, filled, [answer or "" for (answer,) in answers], same)
         wrong = np.array(
             [
                 _wrong(answer or "", expert, right, same)
@@ -1253,6 +1299,34 @@ class DrawnBatch:
                 "certificate; restore them: the score is learned from them, and must not be fitted to what the others say"
             )
         return filled, wrong
+
+    def _refuse_contradictions(self, path: Path, filled: Filled, answers: Sequence[str], same: LabelComparison) -> None:
+        """Refuse verdicts that say right beside another label than the machine's, or wrong beside the same."""
+        for row, answer, expert, right in zip(self.rows, answers, filled.expert, filled.right.tolist(), strict=True):
+            if right != right or expert in ("", _UNDECIDED):
+                continue
+            agrees = same(answer, expert)
+            if right < 1 if agrees else right == 1 and not self.draw.graded:
+                raise ScoreLogError(
+                    f"{path}: {self.named([row])} has {right:g} in column '{_RIGHT}' (1 is yes, 0 is no), and in "
+                    f"'{_EXPERT}' {'the machine' if agrees else 'another label than the machine'}'s; correct one of them, "
+                    "or leave it empty"
+                )
+
+    def _refuse_empty(self, path: Path, filled: Filled, rows: Integers) -> None:
+        if filled.empty.any():
+            raise ScoreLogError(
+                f"{path}: {int(filled.empty.sum())} of {len(rows)} items have no label yet, such as "
+                f"{self.named(rows[filled.empty])}; fill in column '{_EXPERT}', with {_UNDECIDED} where nobody can say"
+            )
+
+    def named(self, rows: Sequence[int] | Integers) -> str:
+        """Return what some items are called, the first few: by their ids, or the numbers of their rows."""
+        some, name = np.array(rows[:_FEW], dtype=np.int64), self.terms.columns.id
+        if name is None:
+            return ", ".join(f"row {row + 1}" for row in some.tolist())
+        with open_items(self.source) as table:
+            return ", ".join(str(id) for (id,) in table.some_rows(some, [name]))
 
     def write_certified(
         self, folder: str | Path, certificate: Certificate, *, same: LabelComparison = same_label,
@@ -1310,7 +1384,7 @@ class DrawnBatch:
         if not isinstance(rule, Cutoff):
             raise OptionError("this is not the certificate of a batch")
         sampled, wrong = self.read_sample(folder, same=same)
-        _refuse_empty(folder / SAMPLE, sampled, self.rows)
+        self._refuse_empty(folder / SAMPLE, sampled, self.rows)
         labels = self.labels(wrong)
         now = certify_labels(labels)
         if (now.rule, now.promise, now.evidence) != (rule, certificate.promise, certificate.evidence):
@@ -1323,7 +1397,7 @@ class DrawnBatch:
         rest[self.rows] = False
         left = np.flatnonzero(rest)
         todo = self._read(folder / TODO, left)
-        _refuse_empty(folder / TODO, todo, left)
+        self._refuse_empty(folder / TODO, todo, left)
         expert = np.full(n, None, dtype=object)
         confirmed = np.zeros(n, np.bool_)
         spelling: dict[str, str | None] = {_plain(label): label for label in self.labels_of_machine(_MOST_LABELS)}
@@ -1437,12 +1511,15 @@ class DrawnBatch:
         problems = {
             "not given to experts: edited, or another draw's or table's": said[places < 0].tolist(),
             "twice": list(dict.fromkeys(said[(places >= 0) & (counts[places] > 1)].tolist())),
-            "missing": [f"the item of row {row + 1} in the table" for row in rows[counts == 0].tolist()],
         }
+        absent = rows[counts == 0]
+        if len(absent):
+            problems["missing"] = [self.named(absent), *[""] * (len(absent) - 1)]
         for problem, which in problems.items():
             if which:
+                some = ", ".join(filter(None, which[:_FEW]))
                 raise ScoreLogError(
-                    f"{path}: {n_rows(len(which))} {problem}, such as {', '.join(which[:_FEW])} (column '{name}'); keep the "
+                    f"{path}: {n_rows(len(which))} {problem}, such as {some} (column '{name}'); keep the "
                     "rows as they were written, and leave the label empty where there is none yet"
                 )
         order = np.argsort(places)
@@ -1552,7 +1629,7 @@ def _shown(table: ColumnReader, names: BatchColumns, *, show_answers: bool = Fal
     first = [] if names.id is None else [names.id]
     return [
         *first,
-        *(name for name in table.types if name not in hidden and name not in {*first, "row", _EXPERT, _RIGHT}),
+        *(name for name in table.types if name not in {*hidden, *first} and name.casefold() not in _UNSHOWN),
     ]
 
 
@@ -1606,15 +1683,6 @@ def _truth(text: str, *, graded: bool) -> float | None:
     return _TRUTHS.get(text)
 
 
-def _refuse_empty(path: Path, filled: Filled, rows: Integers) -> None:
-    if filled.empty.any():
-        some = ", ".join(str(row + 1) for row in rows[filled.empty][:_FEW].tolist())
-        raise ScoreLogError(
-            f"{path}: {int(filled.empty.sum())} of {len(rows)} items have no label yet, such as rows {some}; fill in column "
-            f"'{_EXPERT}', with {_UNDECIDED} where nobody can say"
-        )
-
-
 def _as_csv(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *lines])
@@ -1648,14 +1716,14 @@ class BatchPlan:
     Attributes:
         items: how many there are.
         error, confidence: of the promise.
-        best: the size of the sample, among those shown, that saves most.
+        best: the size of the sample, among those shown, that saves most; None if none saves anything.
         rows: what several sizes may save.
     """
 
     items: int
     error: float
     confidence: float
-    best: int
+    best: int | None
     rows: tuple[BatchPlanRow, ...]
 
 
@@ -1706,7 +1774,8 @@ def plan_batch(
         saved, twice = (_saved(wrong, size, limit, wrong_allowed(float(share), n), n, pilot) for wrong in expected)
         rows.append(BatchPlanRow(sample=size, limit=limit, saved=saved, saved_if_twice=twice))
     best = max(rows, key=lambda row: row.saved + row.saved_if_twice)
-    return BatchPlan(items=n, error=float(share), confidence=float(1 - level), best=best.sample, rows=tuple(rows))
+    size = best.sample if best.saved + best.saved_if_twice else None
+    return BatchPlan(items=n, error=float(share), confidence=float(1 - level), best=size, rows=tuple(rows))
 
 
 def _usual_samples(n: int) -> list[int]:

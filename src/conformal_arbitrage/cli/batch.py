@@ -26,10 +26,10 @@ from conformal_arbitrage.calibration.promises import Cutoff
 from conformal_arbitrage.calibration.secret import ProjectSecret
 from conformal_arbitrage.cli import options
 from conformal_arbitrage.cli.output import print_facts, print_json, print_progress, print_table, warn, wrapped
-from conformal_arbitrage.collecting.grading import ask_team, begin_review, read_review, read_verdicts
+from conformal_arbitrage.collecting.grading import BatchReview, ask_team, begin_review, read_review, read_verdicts
 from conformal_arbitrage.errors import ConfigError
 from conformal_arbitrage.importing.quickstart import label_columns
-from conformal_arbitrage.live.config import read_config
+from conformal_arbitrage.live.config import Config, read_config
 from conformal_arbitrage.scorelog.tables import Table
 
 _promise = options.chained(
@@ -132,10 +132,10 @@ def _show_plan(plan: BatchPlan) -> None:
         ],
         title=f"{plan.items} items, at most {plan.error:g} of them wrong, with probability {plan.confidence:g}",
     )
+    most = f"Of these sizes {plan.best} saves most." if plan.best else "None of these sizes saves any label."
     click.echo(
         wrapped(
-            f"Of these sizes {plan.best} saves most. Savings are expected from the confidences as they are stated; the "
-            "promise does not rest on them."
+            f"{most} Savings are expected from the confidences as they are stated; the promise does not rest on them."
         )
     )
 
@@ -189,9 +189,15 @@ def batch_draw_command(
         )
     source = options.open_table(table, engine)
     columns = _columns_named(source, named)
+
+    def check(batch: DrawnBatch) -> None:
+        batch.check_folder(output)
+        _begin_review(batch, output, config, team, labels, instructions, keep=False)
+
     batch = draw_batch(
-        source, error=error, confidence=confidence, sample=sample, pilot=pilot, graded=graded, columns=columns
-    )
+        source, error=error, confidence=confidence, sample=sample, pilot=pilot, graded=graded, columns=columns,
+        check=check,
+    )  # fmt: skip
     begun = (Path(output) / TERMS).exists()
     batch.write(output, show_answers=show_answers)
     waiting = _ask(batch, output, config, team, labels, instructions, rest=False)
@@ -219,15 +225,33 @@ def _ask(
     rest: bool,
 ) -> int | None:
     """Put what experts have not labelled into the review queue of a team; return how many items wait, None without one."""
+    begun = _begin_review(batch, folder, config, team, labels, instructions)
+    if begun is None:
+        return None
+    models, review = begun
+    return options.with_store(config, lambda store: ask_team(store, models, batch, Path(folder), review, rest=rest))
+
+
+def _begin_review(
+    batch: DrawnBatch,
+    folder: str,
+    config: str,
+    team: str | None,
+    labels: tuple[str, ...],
+    instructions: str,
+    *,
+    keep: bool = True,
+) -> tuple[Config, BatchReview] | None:
+    """Return how a team is to be asked, by which configuration; None without a team."""
     if team is None:
         if labels or instructions:
             raise click.UsageError(
                 "--label and --instructions are for people in a review queue; name them with --review"
             )
         return None
-    models, place = read_config(config), Path(folder)
-    review = begin_review(models, batch, place, team=team, labels=labels, instructions=instructions)
-    return options.with_store(config, lambda store: ask_team(store, models, batch, place, review, rest=rest))
+    models = read_config(config)
+    how = begin_review(models, batch, Path(folder), team=team, labels=labels, instructions=instructions, keep=keep)
+    return models, how
 
 
 def _read_verdicts(batch: DrawnBatch, folder: str, config: str) -> int | None:
@@ -295,18 +319,18 @@ def batch_certify_command(
     waiting, kept = int(filled.empty.sum()), certificate.rule.kept if isinstance(certificate.rule, Cutoff) else 0
     pilot = batch.draw.pilot  # it does not count, and is fixed by now
     unsaid = [
-        int(row) + 1
+        int(row)
         for row, said in zip(batch.rows[pilot:], wrong[pilot:], strict=True)
         if said != said and batch.items.labelled[row]
     ]
     if as_json:
-        print_json(certificate.to_dict() | {"without_verdict": unsaid, "in_review": in_review})
+        without = [row + 1 for row in unsaid]
+        print_json(certificate.to_dict() | {"without_verdict": without, "in_review": in_review})
         return
     if unsaid:
-        some = ", ".join(map(str, unsaid[:10]))
         warn(
             f"{len(unsaid)} items of the sample have no verdict ({waiting} not labelled yet) and count as wrong, such as "
-            f"rows {some}; label them and certify again"
+            f"{batch.named(unsaid)}; label them and certify again"
         )
     if pilot and isinstance(certificate.rule, Cutoff) and not certificate.rule.learned:
         warn(

@@ -312,7 +312,14 @@ class BatchReview(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def begin_review(
-    config: Config, batch: DrawnBatch, folder: Path, *, team: str, labels: Sequence[str], instructions: str
+    config: Config,
+    batch: DrawnBatch,
+    folder: Path,
+    *,
+    team: str,
+    labels: Sequence[str],
+    instructions: str,
+    keep: bool = True,
 ) -> BatchReview:
     """Return how a team is to be asked about a batch, and keep it in the folder, where it stays as it was.
 
@@ -320,6 +327,7 @@ def begin_review(
         team: a section [teams.NAME].
         labels: to choose from, besides those that the machine gave.
         instructions: shown above every item.
+        keep: write it; else it is only checked.
 
     Raises:
         OptionError: there is no such team, the labels are not a menu, or people were asked otherwise before.
@@ -344,10 +352,11 @@ def begin_review(
     if not 2 <= len(menu) <= _MOST_LABELS:
         raise OptionError(
             f"people choose from 2 to {_MOST_LABELS} labels, and the machine gave {'more' if len(menu) > 2 else len(menu)}; "
-            "name others with --label, or, where labels are free text, fill in the file"
+            "name others with --label, or, where labels are free text, leave out --review and fill in the file"
         )
     review = BatchReview(team=team, labels=tuple(menu), instructions=instructions)
-    write_text(folder / REVIEW, msgspec.json.format(msgspec.json.encode(review)).decode() + "\n")
+    if keep:
+        write_text(folder / REVIEW, msgspec.json.format(msgspec.json.encode(review)).decode() + "\n")
     return review
 
 
