@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -437,6 +438,45 @@ def test_a_verdict_that_contradicts_itself_is_refused(right, expert):
     write_rows("batch/sample.csv", said)
     with pytest.raises(ScoreLogError, match=rf"sample\.csv: {said[7]['id']} has [01] in column 'right'.*'expert'.*'s;"):
         certify()
+
+
+@pytest.mark.parametrize("truth", [True, False], ids=["truth in the table", "experts"])
+def test_labels_that_differ_in_case_alone_are_different_labels(truth):
+    rows = table_of(labels=("us", "US", "them"))
+    drawn(rows if truth else without_truth(rows))
+    label("batch/sample.csv", rows)
+    wrong = open_batch("batch").read_sample("batch")[1]
+    by_id = {row["id"]: row for row in rows}
+    sampled = [by_id[row["id"]] for row in read_rows("batch/sample.csv")]
+    assert wrong.tolist() == [float(row["answer"] != row["truth"]) for row in sampled]
+    assert any(row["answer"].lower() == row["truth"].lower() != row["answer"] for row in sampled)
+    certificate = certify()
+    label("batch/todo.csv", rows)
+    open_batch("batch").finish("batch", certificate)
+    delivered = [row for row in read_rows("batch/labels.csv") if row["by"] == "expert"]
+    assert all(row["label"] == by_id[row["id"]]["truth"] for row in delivered)
+
+
+def test_case_and_white_space_do_not_matter_where_they_tell_no_labels_apart():
+    rows = table_of(labels=("yes", "not  sure"))
+    for row in rows:
+        row["truth"] = f" {row['truth'].upper()}".replace("  ", " ")
+    columns = BatchColumns(id="id", truth="truth")
+    draw_batch(write_rows("answers.csv", rows), error=0.1, sample=100, columns=columns).write("batch")
+    certificate = certify()
+    assert certificate.evidence.empirical_risk < 0.5
+    counts = open_batch("batch").finish("batch", certificate)
+    assert counts["undecided"] == 0
+    assert {row["label"] for row in read_rows("batch/labels.csv")} == {"yes", "not  sure"}
+
+
+def test_verdicts_that_are_written_otherwise_than_all_labels_are_named():
+    rows = [{**row, "truth": f"{row['truth']}.0"} for row in table_of(labels=("0", "1"))]
+    write_rows("answers.csv", rows)
+    run("batch", "draw", "answers.csv", "--error", "10%", "--sample", "100", "-o", "batch")
+    told = " ".join(run("batch", "certify", "batch").stderr.split())
+    assert "no verdict is a label that the machine ever gives" in told
+    assert re.search(r"'[01]\.0' is not '[01]'; if they mean the same", told)
 
 
 # --- Draws from the same items ---

@@ -1136,6 +1136,8 @@ _TRUTHS: Final = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no
 _FEW: Final = 3
 _MOST_LABELS: Final = 1000
 """Of more different labels, or more than half as many as items, it is not known what experts may write."""
+_MOST_COMPARED: Final = 100_000
+"""More different labels are compared exactly, without a look at whether case tells any of them apart."""
 LabelComparison = Callable[[str, str], bool]
 BatchProgress = Callable[[str], None]
 
@@ -1143,6 +1145,11 @@ BatchProgress = Callable[[str], None]
 def same_label(answer: str, expert: str) -> bool:
     """Tell whether two labels are the same but for case and white space around words."""
     return _plain(answer) == _plain(expert)
+
+
+def exactly_same_label(answer: str, expert: str) -> bool:
+    """Tell whether two labels are the same but for white space around them."""
+    return answer.strip() == expert.strip()
 
 
 def _plain(label: str) -> str:
@@ -1182,6 +1189,7 @@ class DrawnBatch:
     terms: BatchTerms
     items: BatchItems = field(repr=False)
     draw: BatchDraw = field(repr=False)
+    _read_labels: dict[str, tuple[list[str], bool]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def rows(self) -> Integers:
@@ -1207,22 +1215,47 @@ class DrawnBatch:
         """Certify which machine labels may be kept, from verdicts on the items drawn; see `certify_batch`."""
         return certify_labels(self.labels(wrong))
 
+    def comparison(self) -> LabelComparison:
+        """Return how labels are compared: without case and white space, unless labels of the table differ in nothing else.
+
+        Labels of the machine are held against each other, and so are those that the table has of experts.
+        """
+        names = filter(None, (self.terms.columns.answer, self.terms.columns.truth))
+        return same_label if all(self._labels_of(name)[1] for name in names) else exactly_same_label
+
+    def _labels_of(self, name: str) -> tuple[list[str], bool]:
+        """Return the first different labels of a column, sorted, and whether all remain different without case."""
+        if name not in self._read_labels:
+            with open_items(self.source) as table:
+                labels = table.distinct_texts(name, _MOST_COMPARED)
+            exact = {label.strip() for label in labels}
+            apart = len(labels) <= _MOST_COMPARED and len({_plain(label) for label in exact}) == len(exact)
+            self._read_labels[name] = labels[: _MOST_LABELS + 1], apart
+        return self._read_labels[name]
+
     def labels_of_machine(self, most: int) -> list[str]:
-        """Return the different labels of the machine, sorted; one more than `most` if there are more."""
-        with open_items(self.source) as table:
-            answers = table.distinct_texts(self.terms.columns.answer, most)
-        return [answer for answer in answers if answer.strip()]
+        """Return the different labels of the machine, sorted; one more than `most` (at most 1000) if there are more."""
+        return [label for label in self._labels_of(self.terms.columns.answer)[0] if label.strip()][: most + 1]
 
     def unknown_labels(self, given: Iterable[str], known: Iterable[str] = ()) -> Counter[str]:
         """Return how often experts gave a label that the table never has, nor is known; nothing if labels are free text."""
         columns, most = self.terms.columns, min(_MOST_LABELS, self.terms.items // 2)
-        with open_items(self.source) as table:
-            names = filter(None, (columns.answer, columns.truth))
-            labels = [label for name in names for label in table.distinct_texts(name, most)]
+        labels = [label for name in filter(None, (columns.answer, columns.truth)) for label in self._labels_of(name)[0]]
         if len(labels) > most:
             return Counter()
-        usual = {_plain(label) for label in (*labels, *known, "", _UNDECIDED)}
-        return Counter(label for label in given if _plain(label) not in usual)
+        plain = self._plainly(None)
+        usual = {plain(label) for label in (*labels, *known, "", _UNDECIDED)}
+        return Counter(label for label in given if plain(label) not in usual)
+
+    def never_machine(self, given: Sequence[str]) -> list[str]:
+        """Return two labels, one of experts and one of the machine, if the machine never gives any label of experts."""
+        plain, own = self._plainly(None), self.labels_of_machine(_MOST_LABELS)
+        said = [label for label in given if label not in ("", _UNDECIDED)]
+        return [said[0], own[0]] if said and own and not {*map(plain, said)} & {*map(plain, own)} else []
+
+    def _plainly(self, same: LabelComparison | None) -> Callable[[str], str]:
+        """Return what makes labels equal that are the same."""
+        return _plain if (same or self.comparison()) is same_label else str.strip
 
     def check_folder(self, folder: str | Path) -> None:
         """Refuse a folder that holds another draw, or cannot be written to."""
@@ -1265,18 +1298,18 @@ class DrawnBatch:
         write_text(folder / SAMPLE, _as_csv(["row", *shown, _EXPERT], lines))
         _write_terms(folder, terms)
 
-    def read_sample(self, folder: str | Path, *, same: LabelComparison = same_label) -> tuple[Filled, Floats]:
+    def read_sample(self, folder: str | Path, *, same: LabelComparison | None = None) -> tuple[Filled, Floats]:
         """Return what experts wrote about the items drawn, and whether each machine label is wrong.
 
         Args:
             folder: of the batch.
-            same: whether a machine label and an expert's are the same.
+            same: whether a machine label and an expert's are the same; by default `comparison`.
 
         Raises:
             ScoreLogError: the file is not as it was written, or the pilot is not labelled as a whole, or its verdicts are
                 others than those of the first certificate.
         """
-        filled, pilot = self._read(Path(folder) / SAMPLE, self.rows), self.draw.pilot
+        filled, pilot, same = self._read(Path(folder) / SAMPLE, self.rows), self.draw.pilot, same or self.comparison()
         if filled.empty[:pilot].any():
             raise ScoreLogError(
                 f"{Path(folder) / SAMPLE}: {int(filled.empty[:pilot].sum())} of the first {pilot} items, the pilot, have no "
@@ -1329,7 +1362,7 @@ class DrawnBatch:
             return ", ".join(str(id) for (id,) in table.some_rows(some, [name]))
 
     def write_certified(
-        self, folder: str | Path, certificate: Certificate, *, same: LabelComparison = same_label,
+        self, folder: str | Path, certificate: Certificate, *, same: LabelComparison | None = None,
         secret: ProjectSecret | None = None, tell: BatchProgress = lambda _: None,
     ) -> None:  # fmt: skip
         """Write a certificate with its figure, the labels that are kept, and what is left to experts.
@@ -1367,7 +1400,7 @@ class DrawnBatch:
             table.copy_rows(folder / TODO, left, _shown(table, names), {_EXPERT: given}, beside)
 
     def finish(
-        self, folder: str | Path, certificate: Certificate, *, same: LabelComparison = same_label
+        self, folder: str | Path, certificate: Certificate, *, same: LabelComparison | None = None
     ) -> dict[str, int]:
         """Write the label of every item, and who gave it; return how many each gave.
 
@@ -1400,10 +1433,11 @@ class DrawnBatch:
         self._refuse_empty(folder / TODO, todo, left)
         expert = np.full(n, None, dtype=object)
         confirmed = np.zeros(n, np.bool_)
-        spelling: dict[str, str | None] = {_plain(label): label for label in self.labels_of_machine(_MOST_LABELS)}
+        plain = self._plainly(same)
+        spelling: dict[str, str | None] = {plain(label): label for label in self.labels_of_machine(_MOST_LABELS)}
         spelling |= {"": None, _UNDECIDED: None}
         for rows, filled in ((self.rows, sampled), (left, todo)):
-            expert[rows] = [spelling.get(_plain(label), label) for label in filled.expert]
+            expert[rows] = [spelling.get(plain(label), label) for label in filled.expert]
             confirmed[rows] = filled.right == 1
         answer = f"source.{quoted(self.terms.columns.answer)}::varchar"
         label = f"case when kept or (expert is null and confirmed) then {answer} else expert end"

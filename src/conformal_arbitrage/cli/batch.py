@@ -336,7 +336,14 @@ def batch_certify_command(
         warn(
             "hardly any label of the pilot is wrong, or right, so that no score was learned: items stand by confidence"
         )
-    _warn_of_labels(batch, folder, filled.expert[pilot:], SAMPLE, "and count as wrong")
+    given = filled.expert[pilot:]
+    if not _warn_of_labels(batch, folder, given, SAMPLE, "and count as wrong") and (
+        apart := batch.never_machine(given)
+    ):
+        warn(
+            f"no verdict is a label that the machine ever gives, so that all count as wrong: {apart[0]!r:.40} is not "
+            f"{apart[1]!r:.40}; if they mean the same, write them alike in the table, and draw from that"
+        )
     print_facts(certificate.facts())
     click.echo(f"\n{wrapped(certificate.summary)}\n")
     if filled.empty.all():
@@ -390,8 +397,8 @@ def batch_finish_command(folder: str, *, table: str | None, engine: str | None, 
     )
 
 
-def _warn_of_labels(batch: DrawnBatch, folder: str, given: list[str], files: str, what: str) -> None:
-    """Say which labels of experts are none of the table's, such as n/a."""
+def _warn_of_labels(batch: DrawnBatch, folder: str, given: list[str], files: str, what: str) -> bool:
+    """Say which labels of experts are none of the table's, such as n/a; return whether there are any."""
     review = read_review(Path(folder))
     unknown = batch.unknown_labels(given, () if review is None else review.labels)
     if unknown:
@@ -400,6 +407,7 @@ def _warn_of_labels(batch: DrawnBatch, folder: str, given: list[str], files: str
             f"{unknown.total()} verdicts are labels that the table never has, {what}: {some}; if they are slips, correct "
             f"them in {files}, with ? where nobody can say"
         )
+    return bool(unknown)
 
 
 def _columns_named(table: object, named: dict[str, str | None]) -> BatchColumns:

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from conformal_arbitrage.calibration.batch import DrawnBatch, same_label
+from conformal_arbitrage.calibration.batch import DrawnBatch
 from conformal_arbitrage.collecting.collect import (
     FAILURES_IN_A_ROW,
     EndpointEstimate,
@@ -345,9 +345,9 @@ def begin_review(
                 "labels and instructions stay as they are for all items of a batch"
             )
         return before
-    menu = list[str]()
+    menu, same = list[str](), batch.comparison()
     for label in (*labels, *batch.labels_of_machine(_MOST_LABELS)):
-        if label != _UNDECIDED and not any(same_label(label, other) for other in menu):
+        if label != _UNDECIDED and not any(same(label, other) for other in menu):
             menu.append(label)
     if not 2 <= len(menu) <= _MOST_LABELS:
         raise OptionError(
