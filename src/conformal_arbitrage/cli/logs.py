@@ -50,7 +50,7 @@ from conformal_arbitrage.importing import (
     read_wide,
 )
 from conformal_arbitrage.importing.pairing import Tally, Unpaired, paired
-from conformal_arbitrage.importing.quickstart import QuickStart, quick_start, read_pair, read_run
+from conformal_arbitrage.importing.quickstart import QuickStart, quick_start, read_run, read_two_grades
 from conformal_arbitrage.live.config import read_config
 from conformal_arbitrage.models.kinds import load_object
 from conformal_arbitrage.scorelog.log import LEVELS, CostOptions, ScoreLog, read_confidence
@@ -651,7 +651,7 @@ def swap_command(
     if len(files) == 2 and not (old or new or policy):
         grades, source = _paired_grades(files, grade, unpaired), " and ".join(files)
     elif len(files) == 1 and old is not None and new is not None and not policy:
-        grades, source = read_pair(files[0], old, new), files[0]
+        grades, source = read_two_grades(files[0], old, new), files[0]
     elif (len(files), bool(policy)) in ((1, False), (0, True)) and not (old or new):
         log = _swapped_log(files, columns, policy, config)
         loss = loss or ("net" if "correct" in log.outcome_names else "regret")

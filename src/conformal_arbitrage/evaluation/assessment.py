@@ -419,8 +419,8 @@ def swap(
 ) -> Swap:
     """Say whether replacing one model by another loses at most alpha, from grades of both on the same questions.
 
-    The limits are those of the monitor: they hold at every number of rows at once. Look as often as you like, and add rows
-    until there is a verdict. An ungraded question counts as the largest loss for "switch", and as the smallest for "keep".
+    The limits are those of the monitor: they hold at every number of rows at once. Look as often as you like.
+    An ungraded question counts as the largest loss for "switch", and as the smallest for "keep".
 
     Args:
         old: a grade per question; NaN or None where there is none.
@@ -428,13 +428,11 @@ def swap(
         alpha: the most that the replacement may lose, per question on average; with gains counted it may be 0 or less.
         confidence: of either verdict.
         loss: "net" counts gains: the difference of the mean grades; "regret" does not.
-        loss_bound: the largest possible difference of two grades of a question, from what they mean; 1 if they lie in
-            [0, 1], and to be stated if one does not.
+        loss_bound: the largest possible difference of two grades, from what they mean; needed if grades leave [0, 1].
         source: where the grades come from, for messages.
 
     Raises:
         ScoreLogError: there are no grades, or two differ by more than the bound.
-        OptionError: an option is out of range, or grades leave [0, 1] and the bound is not stated.
     """
     bound = float(as_fraction(1 if loss_bound is None else loss_bound, name="loss_bound"))
     least = -1.0 if loss == "net" else 0.0
@@ -446,17 +444,13 @@ def swap(
             f"alpha must lie above {least * bound:g} and below the largest loss {bound:g}, with loss 'net' or 'regret'; "
             f"got {risk:g} with {loss!r}"
         )
-    ours, theirs = (_grade_column(column, name, source) for column, name in ((old, "old"), (new, "new")))
-    if loss_bound is None:
-        _refuse_outside(np.concatenate((ours, theirs)), source)
-    _refuse_unpaired(ours, theirs, bound, source)
+    ours, theirs = _paired_columns(old, new, None if loss_bound is None else bound, source)
     known = ~np.isnan(ours - theirs)
     differences = (ours - theirs)[known]
     losses = (differences if loss == "net" else np.maximum(differences, 0.0)) / bound
     sums = LossSums.of(np.clip((losses - least) / (1 - least), 0.0, 1.0))
-    unknown, side = int((~known).sum()), float(1 - sure)
+    unknown, side, line = int((~known).sum()), float(1 - sure), (risk / bound - least) / (1 - least)
     best, worst = sums.plus(NO_LOSS, unknown), sums.plus(WHOLE_LOSS, unknown)
-    line = (risk / bound - least) / (1 - least)
     low, high = (bound * (least + (1 - least) * at) for at in (best.limits(side)[0], worst.limits(side)[1]))
     return Swap(
         source=source,
@@ -486,8 +480,11 @@ def _refuse_outside(grades: Floats, source: str) -> None:
         )
 
 
-def _refuse_unpaired(ours: Floats, theirs: Floats, bound: float, source: str) -> None:
-    """Refuse other numbers of questions, and differences beyond the bound."""
+def _paired_columns(old: ArrayLike, new: ArrayLike, stated: float | None, source: str) -> tuple[Floats, Floats]:
+    """Return the grades of both models; refuse other numbers of questions, and grades or differences beyond the bound."""
+    ours, theirs = (_grade_column(column, name, source) for column, name in ((old, "old"), (new, "new")))
+    if stated is None:
+        _refuse_outside(np.concatenate((ours, theirs)), source)
     if len(ours) != len(theirs):
         raise ScoreLogError(
             f"{source}: {len(ours)} grades of the old model and {len(theirs)} of the new; give both of each question"
@@ -495,12 +492,13 @@ def _refuse_unpaired(ours: Floats, theirs: Floats, bound: float, source: str) ->
     distances = np.abs(ours - theirs)
     if np.isnan(distances).all():
         raise ScoreLogError(f"{source}: no question has grades of both models; grade their answers first")
-    largest = float(np.nanmax(distances))
+    largest, bound = float(np.nanmax(distances)), stated or 1.0
     if largest > bound * (1 + 1e-9):
         raise ScoreLogError(
             f"{source}: two grades differ by {largest:g}, more than the bound {bound:g}; state the largest possible "
             "difference, from what the grades mean: loss_bound= (--loss-bound)"
         )
+    return ours, theirs
 
 
 def _grade_column(values: ArrayLike, name: str, source: str) -> Floats:

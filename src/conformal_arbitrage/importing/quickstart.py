@@ -230,7 +230,7 @@ def read_run(path: str | Path, *, grade: str | None = None) -> ModelRun:
     )
 
 
-def read_pair(path: str | Path, old: str, new: str) -> tuple[Floats, Floats]:
+def read_two_grades(path: str | Path, old: str, new: str) -> tuple[Floats, Floats]:
     """Read the grades of two models from two columns of one table.
 
     Raises:
