@@ -988,21 +988,12 @@ def draw_batch(
     """
     share, level = check_shares(error, confidence)
     secret = secret or ProjectSecret.find()
-    with open_items(source) as table:
-        columns = columns or BatchColumns(id="id" if "id" in table.types else None)
-        _refuse_unordered(source, columns)
-        _refuse_roles(columns)
-        _refuse_pilot(pilot, sample, columns)
-        items = read_items(table, columns, pilot=pilot > 0)
-        _refuse_same_ids(table, columns.id, items)
-    n = len(items.risk)
-    if not 1 <= sample <= n:
-        raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
+    columns, items = _checked_items(source, columns, sample=sample, pilot=pilot)
     number, spent, note = _counted_draw(items, [float(share), float(level), sample, secret.id, pilot, graded])
     terms = BatchTerms(
         table=str(source) if isinstance(source, str | Path) else None,
         columns=columns,
-        items=n,
+        items=len(items.risk),
         error=float(share),
         confidence=float(1 - level),
         promised=float(1 - spent),
@@ -1019,6 +1010,23 @@ def draw_batch(
     check(batch)
     note()
     return batch
+
+
+def _checked_items(
+    source: object, columns: BatchColumns | None, *, sample: int, pilot: int
+) -> tuple[BatchColumns, BatchItems]:
+    """Read the items to draw from, and refuse what could not be drawn, or not be read again."""
+    with open_items(source) as table:
+        columns = columns or BatchColumns(id="id" if "id" in table.types else None)
+        _refuse_unordered(source, columns)
+        _refuse_roles(columns)
+        _refuse_pilot(pilot, sample, columns)
+        items = read_items(table, columns, pilot=pilot > 0)
+        _refuse_same_ids(table, columns.id, items)
+    n = len(items.risk)
+    if not 1 <= sample <= n:
+        raise OptionError(f"the sample must be 1 to {n} of the {n} items; got {sample}")
+    return columns, items
 
 
 def _refuse_roles(columns: BatchColumns) -> None:

@@ -1,5 +1,6 @@
 """Commands on batches: plan, draw, certify and finish a pile of items with machine labels."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from conformal_arbitrage.calibration.batch import (
     BatchColumns,
     BatchPlan,
     DrawnBatch,
+    Filled,
     draw_batch,
     open_batch,
     open_items,
@@ -316,7 +318,7 @@ def batch_certify_command(
     certificate = batch.certify(wrong).sign(secret)
     batch.write_certified(folder, certificate, secret=secret, tell=print_progress)
     in_review = _ask(batch, folder, config, team, labels, instructions, rest=True)
-    waiting, kept = int(filled.empty.sum()), certificate.rule.kept if isinstance(certificate.rule, Cutoff) else 0
+    kept = certificate.rule.kept if isinstance(certificate.rule, Cutoff) else 0
     pilot = batch.draw.pilot  # it does not count, and is fixed by now
     unsaid = [
         int(row)
@@ -327,23 +329,7 @@ def batch_certify_command(
         without = [row + 1 for row in unsaid]
         print_json(certificate.to_dict() | {"without_verdict": without, "in_review": in_review})
         return
-    if unsaid:
-        warn(
-            f"{len(unsaid)} items of the sample have no verdict ({waiting} not labelled yet) and count as wrong, such as "
-            f"{batch.named(unsaid)}; label them and certify again"
-        )
-    if pilot and isinstance(certificate.rule, Cutoff) and not certificate.rule.learned:
-        warn(
-            "hardly any label of the pilot is wrong, or right, so that no score was learned: items stand by confidence"
-        )
-    given = filled.expert[pilot:]
-    if not _warn_of_labels(batch, folder, given, SAMPLE, "and count as wrong") and (
-        apart := batch.never_machine(given)
-    ):
-        warn(
-            f"no verdict is a label that the machine ever gives, so that all count as wrong: {apart[0]!r:.40} is not "
-            f"{apart[1]!r:.40}; if they mean the same, write them alike in the table, and draw from that"
-        )
+    _warn_of_verdicts(batch, folder, certificate, filled, unsaid)
     print_facts(certificate.facts())
     click.echo(f"\n{wrapped(certificate.summary)}\n")
     if filled.empty.all():
@@ -361,6 +347,30 @@ def batch_certify_command(
             f"`arbitrage batch finish {folder}`."
         )
     )
+
+
+def _warn_of_verdicts(
+    batch: DrawnBatch, folder: str, certificate: Certificate, filled: Filled, unsaid: Sequence[int]
+) -> None:
+    """Warn of what makes a certificate keep less than it might: verdicts that are missing, alike, or in other words."""
+    waiting, pilot = int(filled.empty.sum()), batch.draw.pilot
+    if unsaid:
+        warn(
+            f"{len(unsaid)} items of the sample have no verdict ({waiting} not labelled yet) and count as wrong, such as "
+            f"{batch.named(unsaid)}; label them and certify again"
+        )
+    if pilot and isinstance(certificate.rule, Cutoff) and not certificate.rule.learned:
+        warn(
+            "hardly any label of the pilot is wrong, or right, so that no score was learned: items stand by confidence"
+        )
+    given = filled.expert[pilot:]
+    if not _warn_of_labels(batch, folder, given, SAMPLE, "and count as wrong") and (
+        apart := batch.never_machine(given)
+    ):
+        warn(
+            f"no verdict is a label that the machine ever gives, so that all count as wrong: {apart[0]!r:.40} is not "
+            f"{apart[1]!r:.40}; if they mean the same, write them alike in the table, and draw from that"
+        )
 
 
 @batch_command.command("finish")
