@@ -371,6 +371,16 @@ def test_terms_that_were_changed_after_the_draw_are_refused(field):
         open_batch("batch", secret=SECRET)
 
 
+def test_a_batch_that_was_drawn_before_a_rotation_of_the_secret_goes_on(monkeypatch):
+    rows = table_of()
+    before = drawn(rows).rows.tolist()
+    monkeypatch.setenv("ARBITRAGE_SECRET", "a-later-secret-of-these-tests,a-secret-of-these-tests")
+    assert open_batch("batch").rows.tolist() == before
+    certificate = certify()
+    assert certificate.rule.kept > 0
+    assert verify(certificate, read_labels("batch"))
+
+
 def test_a_folder_keeps_its_draw():
     rows = without_truth(table_of())
     drawn(rows)

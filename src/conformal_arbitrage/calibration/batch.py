@@ -913,7 +913,8 @@ class BatchTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     signature: str | None = None
 
     def drawn(self, secret: ProjectSecret, names: Words) -> BatchDraw:
-        """Return the sample, which follows from these terms, the items' names and the secret."""
+        """Return the sample, which follows from these terms, the items' names and the secret that drew."""
+        secret = secret.as_of(self.secret_id)
         words = keyed_words(secret.sample_key, f"{self.digest} {self.draw}", names)
         return BatchDraw(
             items=self.items,

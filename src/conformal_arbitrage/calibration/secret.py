@@ -190,6 +190,11 @@ class ProjectSecret:
         """The fingerprints of all secrets of a rotation, the newest first."""
         return tuple(hmac.digest(key, b"fingerprint v1", "sha256").hex()[:32] for key in self.keys)
 
+    def as_of(self, fingerprint: str) -> "ProjectSecret":
+        """Return the secret of a rotation that drew with this fingerprint, as one that draws; it has to be among them."""
+        place = self.fingerprints.index(fingerprint)
+        return ProjectSecret((self.keys[place], *self.keys[:place], *self.keys[place + 1 :]))
+
     @property
     def boundary_key(self) -> bytes:
         """The key behind the draws of boundary="random"."""
