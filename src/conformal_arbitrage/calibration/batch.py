@@ -1121,9 +1121,8 @@ def _are_shared(entry: dict[str, Any], items: BatchItems) -> bool:
     """Tell whether an earlier draw was from these items, or from a good part of them."""
     if entry["digest"] == items.digest:
         return True
-    for marks, earlier in product(
-        items.marks.values(), entry["marks"].values()
-    ):  # what is an id may be called otherwise
+    pairs = product(items.marks.values(), entry["marks"].values())  # what is an id may be called otherwise
+    for marks, earlier in pairs:
         last = min(marks[-1], earlier[-1])  # below it both lists are whole
         ours, theirs = ({mark for mark in some if mark <= last} for some in (marks, earlier))
         if _SHARED * len(ours & theirs) >= max(min(len(ours), len(theirs)), 1):
