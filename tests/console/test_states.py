@@ -136,6 +136,7 @@ def test_a_megabyte_with_255_options_is_decided(crew, open_page):
     page = sign_in(open_page(), gate, "ann")
     page.keyboard.press("Enter")
     page.wait_for_selector("#item")
+    page.wait_for_load_state()  # a megabyte is shown as it arrives
     assert len(page.locator(".said").text_content()) > 990_000
     assert page.locator(".option").count() == 255
     page.keyboard.press("/")
