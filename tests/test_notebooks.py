@@ -34,7 +34,9 @@ def test_every_cell_runs_and_shows_something(path, tmp_path, monkeypatch):
     assert any("<svg" in page for page in pages)
     pyplot.close("all")
     if path.stem.startswith("2"):
-        assert names["answers"] == [("802", "primary"), ("804", "primary"), ("808", "guardian")]
+        *sure, unsure = names["answers"]
+        assert sure == [("802", "primary"), ("804", "primary")]
+        assert unsure in [("808", "guardian"), ("809", "primary")]  # a draw spends the rest of the budget on such ones
     if path.stem.startswith("3"):
         assert names["standing"].state == "red"
 
