@@ -829,6 +829,12 @@ def test_verdicts_on_a_pilot_are_fixed_by_the_first_certificate():
     Path("batch/batch.json").write_text(json.dumps(terms))
     piloted(rows, columns=BatchColumns(id="id"))  # the same draw again
     assert json.loads(Path("batch/batch.json").read_text()) == terms
+    piloted(rows, columns=BatchColumns(id="id"), folder="again")  # and in another folder
+    label("again/sample.csv", rows)
+    with pytest.raises(ScoreLogError, match="the pilot, were changed after the first cert"):
+        certify("again")
+    Path("again/sample.csv").write_bytes(fine)
+    assert certify("again").rule == first.rule
     shown = run("batch", "certify", "batch")
     assert "no verdict" not in shown.stderr, "a pilot's ? counts for nothing, and is there to stay"
     assert certify().rule == first.rule

@@ -1050,7 +1050,7 @@ def _counted_draw(items: BatchItems, chosen: list[float | int | str]) -> tuple[i
 
     Refuse one that promises nothing.
     """
-    number, spent, note = _count_draw(user_folder() / DRAWS_FILE, items, chosen)
+    number, spent, note = _count_draw(items, chosen)
     if spent >= 1:
         raise OptionError(
             f"this is draw {number} from these items, and together the draws may fail with probability {float(spent):g}, so "
@@ -1079,14 +1079,12 @@ def _refuse_pilot(pilot: int, sample: int, columns: BatchColumns) -> None:
         text_embedding()
 
 
-def _count_draw(
-    path: Path, items: BatchItems, chosen: list[float | int | str]
-) -> tuple[int, Fraction, Callable[[], None]]:
+def _count_draw(items: BatchItems, chosen: list[float | int | str]) -> tuple[int, Fraction, Callable[[], None]]:
     """Return a draw's number among those from the same items, the level that these spend together, and what notes it.
 
     The same draw again is none: it has the same sample.
     """
-    draws = _read_draws(path)
+    draws = _read_draws()
     same = [entry for entry in draws if _are_shared(entry, items)]
     again = [place for place, entry in enumerate(same) if [entry["digest"], entry["chosen"]] == [items.digest, chosen]]
     earlier = same[: again[0]] if again else same
@@ -1097,17 +1095,22 @@ def _count_draw(
     def note() -> None:
         if again:
             return
-        entry = {"digest": items.digest, "chosen": chosen, "marks": items.marks}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise OutputError(f"{path.parent}: cannot be made ({error}); draws are noted there") from error
-        write_text(path, json.dumps({"draws": [*draws, entry]}) + "\n")
+        _write_draws([*draws, {"digest": items.digest, "chosen": chosen, "marks": items.marks}])
 
     return len(earlier) + 1, spent, note
 
 
-def _read_draws(path: Path) -> list[dict[str, Any]]:
+def _write_draws(draws: Sequence[dict[str, Any]]) -> None:
+    folder = user_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made ({error}); draws are noted there") from error
+    write_text(folder / DRAWS_FILE, json.dumps({"draws": draws}) + "\n")
+
+
+def _read_draws() -> list[dict[str, Any]]:
+    path = user_folder() / DRAWS_FILE
     try:
         entries: list[Any] = as_object(json.loads(path.read_bytes())).get("draws") or []
     except FileNotFoundError:
@@ -1333,7 +1336,8 @@ class DrawnBatch:
                 for (answer,), expert, right in zip(answers, filled.expert, filled.right.tolist(), strict=True)
             ]
         )
-        fixed = _read_terms(Path(folder)).pilot_verdicts
+        terms = _read_terms(Path(folder))
+        fixed = terms.pilot_verdicts or next((entry.get("pilot") for entry in _noted(terms, _read_draws())), None)
         if fixed is not None and _digest_of_verdicts(wrong[:pilot]) != fixed:
             raise ScoreLogError(
                 f"{Path(folder) / SAMPLE}: verdicts on the first {pilot} items, the pilot, were changed after the first "
@@ -1632,7 +1636,18 @@ def _fix_pilot(folder: Path, wrong: Floats, secret: ProjectSecret) -> None:
     terms = _read_terms(folder)
     terms.check(secret, str(folder / TERMS))
     if len(wrong) and terms.pilot_verdicts is None:
-        _write_terms(folder, msgspec.structs.replace(terms, pilot_verdicts=_digest_of_verdicts(wrong)).signed(secret))
+        digest, draws = _digest_of_verdicts(wrong), _read_draws()
+        _write_terms(folder, msgspec.structs.replace(terms, pilot_verdicts=digest).signed(secret))
+        for entry in _noted(terms, draws):  # for other folders of the same draw
+            entry["pilot"] = digest
+            _write_draws(draws)
+
+
+def _noted(terms: BatchTerms, draws: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Return the notes of a draw; there is none where another user drew."""
+    level = float(1 - as_fraction(terms.confidence, name="confidence"))
+    chosen = [terms.error, level, terms.sample, terms.secret_id, terms.pilot, terms.graded]
+    return (entry for entry in draws if [entry["digest"], entry["chosen"]] == [terms.digest, chosen])
 
 
 def _write_terms(folder: Path, terms: BatchTerms) -> None:
