@@ -248,8 +248,8 @@ def estimate_chains(
     if models is not None:
         estimates.append(estimated(tuple(models)))
     else:
-        usual = (log.mean_costs < log.guardian_cost.mean()) & (log.unasked.mean(axis=0) < _SELDOM)
-        cheaper = [name for name, one in zip(log.models, usual, strict=True) if one]
+        usable = (log.mean_costs < log.guardian_cost.mean()) & (log.unasked.mean(axis=0) < _SELDOM)
+        cheaper = [log.models[place] for place in np.flatnonzero(usable).tolist()]
         if not cheaper:
             raise ScoreLogError(
                 f"{log.source}: no model is cheaper than the Guardian {log.guardian} and asked about most rows; check the "
