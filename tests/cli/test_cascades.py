@@ -46,6 +46,15 @@ def test_rows_are_decided_without_grades_and_without_the_guardian(run, log):
     assert "no column 'guardian_grade'" in run("calibrate", "new.parquet", "--path", "--alpha", "0.1", code=2).stderr
 
 
+def test_rows_that_would_ask_a_model_that_nobody_asked_are_counted(run, log):
+    run("calibrate", log, "--path", "--alpha", "0.1", "-o", "c.json")
+    fields = ("confidence", "cost", "grade", "answer")
+    never = ", ".join(f"null as {name}_{field}" for name in ("small", "middle", "large") for field in fields)
+    duckdb.sql(f"select * replace ({never}) from 'cascade.parquet'").write_parquet("never.parquet")
+    assert "would ask a model that nobody asked there" in run("apply", "c.json", "never.parquet").stderr
+    assert "nobody asked" not in run("apply", "c.json", log).stderr
+
+
 def test_a_model_whose_confidence_is_called_otherwise_is_not_left_out_silently(run, log):
     duckdb.sql("select * rename (small_confidence as small_sure) from 'cascade.parquet'").write_parquet("odd.parquet")
     said = run("calibrate", "odd.parquet", "--path", "--alpha", "0.1", code=2).stderr

@@ -385,6 +385,12 @@ def _apply_cascade(certificate: Certificate, log: str, output: str | None) -> tu
     rule = certificate.path
     scores = CascadeLog.read(log, guardian=rule.guardian, models=rule.chain.models, guardian_cost=rule.guardian_cost)
     decisions = apply_cascade(certificate, scores)
+    unasked = scores.unasked[:, scores.columns_of(rule.chain.models)]
+    unknown = int((decisions.asked & unasked).any(axis=1).sum())
+    if unknown:
+        warn(
+            f"{n_rows(unknown)} would ask a model that nobody asked there; who answers them is not known, and it is named"
+        )
     names = [*rule.chain.models, rule.guardian]
     answered: list[str] = [names[place] for place in decisions.answered_by.tolist()]
     if output is not None:
